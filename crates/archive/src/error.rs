@@ -23,7 +23,7 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// Disks that come out of order could not be stored in temporary files.
+    /// Disks that are stored out of order could not be written to temporary files.
     #[error("keep the disks of the archive in a temporary file in {}", folder.display())]
     Spool {
         /// The folder of the files.
@@ -85,7 +85,7 @@ pub enum Error {
     StoredImage {
         /// Its name in the archive.
         name: String,
-        /// The fault.
+        /// The error of the image.
         source: holdfast_image::Error,
     },
     /// An image in the archive cannot be read.

@@ -125,7 +125,7 @@ fn archive() -> Vec<u8> {
     bytes
 }
 
-/// The index behind a packed stream, and every block that it names.
+/// The index at the end of a packed stream, and every block in it.
 pub fn packed_index(bytes: &[u8]) -> Outcome {
     let Ok(file) = PackedFile::open(Arc::new(MemoryDevice::from_bytes(bytes))) else {
         return Outcome::Refused;
@@ -150,7 +150,7 @@ pub fn xva(bytes: &[u8]) -> Outcome {
 
 /// A tape archive with a package.
 pub fn ova(bytes: &[u8]) -> Outcome {
-    // Images that are stored first are read by other code.
+    // Images that are first stored in files are read by other code.
     read_ova(bytes, StreamImages::Spooled);
     read_ova(bytes, StreamImages::Streamed)
 }

@@ -4,7 +4,7 @@
 //! returns the data of the disks piece by piece. Archives are written the same way, from devices. `holdfast-hardware` translates the
 //! configuration; this crate reads only its list of disks.
 //!
-//! Archives are hostile until proven otherwise: every name, number and size in them is checked before anything is allocated.
+//! Archives are untrusted: every name, number and size in them is checked before anything is allocated.
 
 mod checksum;
 mod error;

@@ -38,7 +38,8 @@ pub trait ArchiveReader: Send {
     /// Pieces of one disk never overlap. After the end of a disk, ranges without a piece are zero.
     fn next(&mut self) -> Result<Option<Piece<'_>>>;
 
-    /// Whether all pieces of one disk come before those of the next, at rising offsets. [`Ordered`](crate::Ordered) sorts pieces so.
+    /// Whether all pieces of one disk precede those of the next, at ascending offsets. [`Ordered`](crate::Ordered)
+    /// sorts pieces in this way.
     fn is_in_order(&self) -> bool;
 }
 

@@ -4,10 +4,11 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
-/// The unit in which zeroes become holes: the block size of file systems.
+/// The size of holes: the block size of file systems.
 const BLOCK_BYTES: usize = 4096;
 
-/// Writes `bytes` except blocks of zeroes: the file must have no data there yet. Returns the number of bytes written.
+/// Writes `bytes` except blocks of zeroes: the file must have no data at this offset yet. Returns the number of bytes
+/// written.
 pub(crate) fn write_sparse_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<u64> {
     let mut written = 0;
     let mut run: Option<(usize, usize)> = None;

@@ -20,10 +20,10 @@ use crate::{Error, Result};
 /// Bytes per read of a file.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// An archive with its pieces in order, made of one without order.
+/// An archive with its pieces in order, based on one in any order.
 ///
-/// An archive that is already in order is passed through. Otherwise a disk is returned as soon as it and all before it are complete; the files need
-/// as much space as the data of the waiting disks.
+/// An archive that is already in order is passed through. Otherwise a disk is returned as soon as it and all previous
+/// ones are complete; the files need as much space as the data of the waiting disks.
 pub struct Ordered {
     archive: Box<dyn ArchiveReader>,
     folder: PathBuf,
@@ -31,7 +31,7 @@ pub struct Ordered {
     spools: Vec<Spool>,
     /// The disk that is being returned.
     disk: usize,
-    /// The offset up to which it was returned.
+    /// The offset up to which the disk was returned.
     at: u64,
     piece: Vec<u8>,
 }
@@ -39,7 +39,7 @@ pub struct Ordered {
 /// The stored data of a disk.
 #[derive(Default)]
 struct Spool {
-    /// `None` before the first write and after all of it was returned.
+    /// `None` before the first write and after all data was returned.
     file: Option<File>,
     has_ended: bool,
 }

@@ -119,7 +119,7 @@ impl<R: Read> TarReader<R> {
                 // Folders, global attributes and long names of link targets have no data.
                 b'5' => long_name = None,
                 b'g' | b'K' => {}
-                // An ignored link would become zeroes in a disk.
+                // If a link were ignored, its data would become zeroes in a disk.
                 kind => {
                     let name = long_name.take().unwrap_or(header.name);
                     let what = match kind {
@@ -174,7 +174,7 @@ impl<R: Read> TarReader<R> {
         self.read_whole_into(Vec::new(), bytes_max)
     }
 
-    /// The same, into a reused buffer.
+    /// The same, with a reused buffer.
     pub(crate) fn read_whole_into(&mut self, mut bytes: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>> {
         if self.left > bytes_max {
             return Err(corrupt(
@@ -238,7 +238,8 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
-    /// Reads the padding behind the end marker: its writer must not get a broken pipe, and checksums of a packed stream follow it.
+    /// Reads the padding after the end marker: the writer must not get a broken pipe, and checksums of a packed stream
+    /// follow it.
     fn read_to_end(&mut self) -> Result<()> {
         let copied = std::io::copy(&mut self.stream, &mut std::io::sink());
         self.at += copied.map_err(|source| read_error(source, "the end", self.at))?;

@@ -1,34 +1,34 @@
-//! What the program says with its exit code.
+//! Exit codes of the program.
 //!
-//! Scripts depend on these numbers: they do not change from release to release.
+//! Scripts depend on these numbers; they do not change between releases.
 
 use std::process::ExitCode;
 
 use holdfast_policy::sanoid::Level;
 
-/// How the program ended.
+/// The exit status of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Exit {
-    /// Done, nothing to report.
+    /// Everything was done, without warnings.
     Ok,
-    /// Not done, or not all of it.
+    /// Not everything was done.
     Error,
-    /// The command line or the environment asks for something that makes no sense; nothing was tried.
+    /// The command line or the environment is invalid; nothing was tried.
     Usage,
-    /// Done, and there is something that a person should look at.
+    /// Everything was done, with warnings.
     Warnings,
     /// Another process holds a lock; try again later.
     Locked,
     /// Stored data is damaged.
     Damage,
-    /// A signal has ended it before all was done; the output says what was done until then.
+    /// A signal ended the program early; the output shows what was done until then.
     Signal(u8),
-    /// What a check of `holdfast monitor` says. Its numbers are those of Nagios, and mean something else than all others.
+    /// The result of a check of `holdfast monitor`. Its numbers are those of Nagios, and differ from all others.
     Check(Level),
 }
 
 impl Exit {
-    /// All but those of checks and signals, in the order of their codes.
+    /// All except checks and signals, in the order of their codes.
     pub const ALL: [Self; 6] = [
         Self::Ok,
         Self::Error,
@@ -38,7 +38,7 @@ impl Exit {
         Self::Damage,
     ];
 
-    /// The number that the shell sees.
+    /// The numeric exit code.
     pub const fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -67,7 +67,7 @@ impl Exit {
         }
     }
 
-    /// What it means, in one line of help.
+    /// Its meaning, as one line of help.
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Ok => "done",
@@ -96,7 +96,7 @@ impl Exit {
         lines.join("\n")
     }
 
-    /// This exit, or [`Exit::Warnings`] where this one is [`Exit::Ok`] and there were warnings.
+    /// This exit, or [`Exit::Warnings`] if this one is [`Exit::Ok`] and there were warnings.
     #[must_use]
     pub fn with_warning_count(self, warning_count: usize) -> Self {
         match self {
@@ -118,7 +118,7 @@ mod tests {
 
     use super::Exit;
 
-    /// Scripts out there test for these numbers and words.
+    /// Existing scripts test for these numbers and words.
     #[test]
     fn codes_and_words_are_stable() {
         let stable = Exit::ALL.map(|exit| (exit.code(), exit.status()));

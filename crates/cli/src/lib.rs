@@ -1,16 +1,17 @@
 //! The program `holdfast`: parse, call the engine, print.
 //!
-//! The rooms, each of which uses only those above it:
+//! The modules. Each uses only those above it:
 //!
-//! | room | what is in it |
+//! | module | content |
 //! |---|---|
 //! | [`process`] | the program as a process: environment, signals, clock, terminal |
-//! | [`exit`], [`units`] | exit codes; sizes and durations as people read and write them |
+//! | [`exit`], [`units`] | exit codes; formatting and parsing of sizes and durations |
 //! | [`errors`] | any failure, with its exit code, a word for scripts, and a hint what to do next |
 //! | [`args`] | options that several verbs have, and the verbs as data |
-//! | [`output`] | how answers, progress, notes and errors reach people and scripts |
-//! | [`context`] | what a verb gets: options, passwords, configuration, streams, the ways to ask and to answer |
-//! | [`machines`] | which machines and datasets the words of a command line mean, and the way to them |
+//! | [`output`] | reports, progress, notes and errors, as text and as JSON |
+//! | [`context`] | the context of a verb: options, passwords, configuration, streams, prompts and reports |
+//! | [`machines`] | the machines and datasets that the words of a command line select, and the connections to
+//! them |
 //! | [`commands`] | the verbs: a folder for each group of the help, a file for each verb |
 //! | [`program`] | from the command line to the exit code |
 
@@ -25,5 +26,5 @@ pub mod process;
 pub mod program;
 pub mod units;
 
-/// What snapshots name as the program that made them.
+/// The program name and version that are recorded in snapshots.
 const PROGRAM: &str = concat!("holdfast ", env!("CARGO_PKG_VERSION"));

@@ -1,4 +1,4 @@
-//! The program `holdfast`; everything it does is in the library beside this file.
+//! The program `holdfast`; its code is in the library next to this file.
 
 use std::process::ExitCode;
 

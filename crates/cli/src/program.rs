@@ -28,16 +28,17 @@ use crate::process::terminal::StreamKind;
 pub fn main() -> ExitCode {
     map_large_buffers();
     keep_to_itself();
-    // Before anything else: until then they would end the program. Where they cannot be caught, they do.
+    // Before anything else: until then these signals would end the program. If the handlers cannot be
+    // installed, they do.
     let requests = hear_questions().unwrap_or_default();
     let words: Vec<OsString> = std::env::args_os().collect();
     run(&words, Environment::of_process(), requests).into()
 }
 
-/// Keeps the secrets of the process out of files of others: it holds passwords and keys, so it leaves no core and is not traced by programs of
-/// the same user; and nothing that it makes can be written by others, for every umask of its caller.
+/// Protects the secrets of the process (passwords and keys): it writes no core dump and cannot be traced by programs of
+/// the same user; and the files that it creates are not writable by others, whatever the caller's umask is.
 fn keep_to_itself() {
-    // Neither can fail with these arguments on a kernel that we run on, and a backup is worth more than a core that is not kept.
+    // Neither can fail with these arguments on a supported kernel, and a failure should not prevent a backup.
     set_dumpable_behavior(DumpableBehavior::NotDumpable).ok();
     let limit = Rlimit {
         current: Some(0),
@@ -74,7 +75,8 @@ fn run(words: &[OsString], environment: Environment, requests: ProgressRequests)
             exit
         }
         Err(error) if !error.use_stderr() => {
-            // Help and version that were asked for are an answer. There is no one to tell when the stream is gone.
+            // Requested help and version are regular output. If the stream is closed, the error cannot be
+            // reported.
             error.print().ok();
             Exit::Ok
         }
@@ -104,7 +106,7 @@ fn run(words: &[OsString], environment: Environment, requests: ProgressRequests)
     }
 }
 
-/// What is shown where no verb is given.
+/// Prints the short screen if no verb is given.
 fn show_short_screen(tree: &Command, color: ColorWhen, environment: &Environment) {
     let stream = std::io::stderr();
     let screen = StyledStr::from(short_screen(tree));
@@ -112,16 +114,16 @@ fn show_short_screen(tree: &Command, color: ColorWhen, environment: &Environment
         Paint::Color => screen.ansi().to_string(),
         Paint::Plain => screen.to_string(),
     };
-    // There is no one to tell when the stream is gone.
+    // If the stream is closed, the error cannot be reported.
     stream.lock().write_all(text.as_bytes()).ok();
 }
 
-/// Whether a switch stands on a command line that cannot be read.
+/// Whether a switch is present on an invalid command line.
 fn is_typed(words: &[OsString], switch: &str) -> bool {
     words.iter().take_while(|word| *word != "--").any(|word| word == switch)
 }
 
-/// Whether a command line that cannot be read is one of a check, whose caller reads nothing but standard output.
+/// Whether an invalid command line is that of a check, whose caller reads only standard output.
 fn is_check(words: &[OsString]) -> bool {
     let path = COMMAND_LINE.typed_path(words);
     path.starts_with("monitor") && path != "monitor metrics"
@@ -135,12 +137,12 @@ fn check_unknown(error: &clap::Error, wrong: &Error) -> Exit {
         }
         _ => wrong.to_string(),
     };
-    // There is no one to tell when the stream is gone.
+    // If the stream is closed, the error cannot be reported.
     std::io::stdout().write_all(unknown_line(&reason).as_bytes()).ok();
     Exit::Check(Level::Unknown)
 }
 
-/// Reports why a verb failed; a job that a signal has stopped ends the program by that signal.
+/// Reports why a verb failed. If a signal stopped the job, the program ends itself with that signal.
 fn fail(path: Option<&str>, error: &Error, context: &Context) -> Exit {
     let advice = error.advice();
     let console = context.console();
@@ -173,7 +175,8 @@ fn verb_path(matches: &clap::ArgMatches) -> String {
     names.join(" ")
 }
 
-/// What `--color` says, read ahead of the rest: help and usage errors are printed before there are any options.
+/// The value of `--color`, parsed before the rest: help and usage errors are printed before options are
+/// available.
 fn color_of(words: &[OsString]) -> ColorWhen {
     let mut color = ColorWhen::Auto;
     let mut words = words.iter().map(OsString::as_os_str);
@@ -193,7 +196,7 @@ fn color_of(words: &[OsString]) -> ColorWhen {
     color
 }
 
-/// The same for clap, which finds out by itself whether its stream is a terminal.
+/// The same for clap, which checks by itself whether its stream is a terminal.
 fn clap_color(when: ColorWhen, environment: &Environment) -> ColorChoice {
     match when {
         ColorWhen::Always => ColorChoice::Always,

@@ -1,8 +1,8 @@
-//! Sizes, rates, counts and durations as people read them.
+//! Formatting of sizes, rates, counts and durations for users.
 //!
-//! One style everywhere: sizes in powers of 1024 with IEC units and at most three or four digits (`1.5 GiB`, `345 MiB`),
-//! counts in full with commas (`1,234,567`), durations in their two largest units (`3 m 12 s`). Scripts that need exact
-//! numbers asks for `--json`.
+//! The style is the same everywhere: sizes in powers of 1024 with IEC units and at most three or four digits (`1.5
+//! GiB`, `345 MiB`), counts in full with commas (`1,234,567`), durations in their two largest units (`3 m 12 s`).
+//! Scripts that need exact numbers use `--json`.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const UNITS: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 pub fn bytes(bytes: u64) -> String {
     let mut unit = 0;
     let mut unit_bytes: u128 = 1;
-    // A value that would round to 1024 is the 1.0 of the next unit.
+    // A value that would round to 1024 becomes 1.0 of the next unit.
     while unit + 1 < UNITS.len() && rounded(bytes, unit_bytes, 1) >= 1024 {
         unit += 1;
         unit_bytes <<= 10;
@@ -36,7 +36,7 @@ pub fn bytes_per_second(rate: u64) -> String {
     format!("{}/s", bytes(rate))
 }
 
-/// Bytes per second; none where no time has passed that could be measured.
+/// Bytes per second; `None` if the duration is zero.
 pub fn rate(bytes: u64, duration: Duration) -> Option<u64> {
     let millis = duration.as_millis();
     (millis > 0).then(|| u64::try_from(u128::from(bytes) * 1000 / millis).unwrap_or(u64::MAX))
@@ -60,12 +60,12 @@ pub fn count(count: u64) -> String {
     text
 }
 
-/// A number of things with its noun: `1 disk`, `2 disks`.
+/// A number with its noun: `1 disk`, `2 disks`.
 pub fn counted(number: u64, one: &str, many: &str) -> String {
     format!("{} {}", count(number), if number == 1 { one } else { many })
 }
 
-/// A share of a whole: `12.3%`; `100.0%` only when it is all, `0.0%` only when it is nearly nothing.
+/// A percentage: `12.3%`; `100.0%` only for the whole, `0.0%` only for nearly nothing.
 pub fn percent(part: u64, whole: u64) -> String {
     if part >= whole {
         return "100.0%".to_owned();
@@ -87,7 +87,7 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
-/// Why a text is no size.
+/// Why a text is not a size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// It does not start with a number.
@@ -102,7 +102,7 @@ pub enum SizeError {
         /// The text after the number.
         unit: String,
     },
-    /// The result is no whole number of bytes, or too large.
+    /// The result is not a whole number of bytes, or too large.
     #[error("{text:?} is not a whole number of bytes below 16 EiB")]
     Range {
         /// The text as given.
@@ -110,9 +110,9 @@ pub enum SizeError {
     },
 }
 
-/// Reads a size from the command line: `4096`, `64K`, `64KiB`, `1.5 GiB`; letters in any case, always powers of 1024.
+/// Parses a size: `4096`, `64K`, `64KiB`, `1.5 GiB`; letters in any case, always powers of 1024.
 ///
-/// `KB`, `MB` and the like are refused: half of the world reads them as powers of 1000, and a disk of the wrong size
+/// `KB`, `MB` and the like are rejected, since many users read them as powers of 1000, and a disk of the wrong size
 /// does not start.
 pub fn parse_bytes(text: &str) -> Result<u64, SizeError> {
     let trimmed = text.trim();
@@ -161,7 +161,7 @@ fn unit_bytes(unit: &str) -> Result<u128, SizeError> {
     Ok(1 << (10 * power))
 }
 
-/// A duration as documents have it; the most that fits where it is longer.
+/// Whole microseconds, for documents; saturates at the maximum.
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -35,7 +35,7 @@ use crate::model::layered::{Layered, WithBacking, WithoutBacking};
 use crate::{Error, Format, Result};
 use deltas::{DeltaTree, open_named};
 
-/// Longer than any real chain; each layer costs memory and a level of recursion in every read.
+/// Longer than any real chain; each layer costs memory and a recursion level in every read.
 pub(crate) const LAYER_COUNT_MAX: usize = 64;
 
 /// A file of the chain with its parsed header, not yet a device.
@@ -183,7 +183,7 @@ pub(crate) fn open_chain(path: &Path, options: &OpenOptions, access: Access) -> 
     })
 }
 
-/// A requested format that is not that of the content is no damage.
+/// A mismatch between the requested format and the content is not damage.
 fn format_mismatch(error: Error, path: &Path, said: Option<Format>, content: Format) -> Error {
     match said {
         Some(said) if error.is_corrupt() && said != content && content != Format::Raw => Error::OtherFormat {

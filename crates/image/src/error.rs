@@ -1,4 +1,4 @@
-//! What can go wrong with an image.
+//! Errors of images.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,10 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused to open, create or lock a file.
+    /// The operating system failed to open, create or lock a file.
     #[error("{action} {}", path.display())]
     Io {
-        /// What was tried: "open", "create", "lock"...
+        /// The attempted action: "open", "create", "lock"...
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -27,7 +27,7 @@ pub enum Error {
     Backing {
         /// The image.
         image: String,
-        /// What was tried: "open"...
+        /// The attempted action: "open"...
         action: &'static str,
         /// The file that it is based on.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum Error {
         image: String,
         /// Name of the format.
         format: &'static str,
-        /// What to do instead.
+        /// The solution.
         detail: &'static str,
     },
     /// The image uses a feature that is unknown or not supported.
@@ -52,9 +52,9 @@ pub enum Error {
     UnsupportedFeature {
         /// The image.
         image: String,
-        /// Name of the feature, from the image's own table where it has one.
+        /// Name of the feature, from the image's own table if it has one.
         feature: String,
-        /// Why, and what to do instead.
+        /// The reason and the solution.
         detail: String,
     },
     /// The metadata of the image is invalid.
@@ -90,7 +90,7 @@ pub enum Error {
         image: String,
         /// The name as the image stores it.
         file: String,
-        /// Why, and what to do.
+        /// The reason and the solution.
         detail: String,
     },
     /// An image refers to another file, and its format was only detected from its content, which the guest of a raw disk controls.
@@ -110,7 +110,7 @@ pub enum Error {
     NameContradicts {
         /// The file.
         image: String,
-        /// The format that its extension stands for.
+        /// The format of its extension.
         called: &'static str,
         /// The format of its content.
         format: &'static str,
@@ -170,7 +170,7 @@ pub enum Error {
     NoIdentity {
         /// The image.
         image: String,
-        /// Why, and which file may have one.
+        /// The reason, and a file that may have one.
         detail: &'static str,
     },
     /// An operation on an image would break its children, which were not named.
@@ -181,7 +181,7 @@ pub enum Error {
         /// The children.
         children: Vec<String>,
     },
-    /// An image was named as the child of another one, and is not.
+    /// An image was named as the child of another one, but is not.
     #[error("{image} is not a child of {parent}: {detail}")]
     NotAChild {
         /// The image.
@@ -198,7 +198,7 @@ pub enum Error {
         image: String,
         /// "snapshot" or "bitmap".
         what: &'static str,
-        /// The name or id asked for.
+        /// The requested name or id.
         name: String,
     },
     /// The image may be read but must not be written.
@@ -206,7 +206,7 @@ pub enum Error {
     NotWritable {
         /// The image.
         image: String,
-        /// Why, and what to do.
+        /// The reason and the solution.
         detail: String,
     },
     /// The size of the image cannot be changed.
@@ -214,7 +214,7 @@ pub enum Error {
     NotResizable {
         /// The image.
         image: String,
-        /// Why, and what to do instead.
+        /// The reason and the solution.
         detail: String,
     },
     /// The new size is smaller, and shrinking was not allowed.
@@ -238,7 +238,7 @@ pub enum Error {
     InvalidOption {
         /// Name of the option.
         option: &'static str,
-        /// Why.
+        /// The reason.
         detail: String,
     },
 }

@@ -74,7 +74,7 @@ const ENTRY_COUNT_MAX: usize = 500;
 const PART_COUNT_MAX: usize = 3;
 const READ_BYTES_MAX: u64 = 64 << 10;
 
-/// An in-memory file, and the path to it while it is open.
+/// An unlinked file with the bytes, and its path while it is open.
 struct UnnamedFile {
     file: File,
     path: PathBuf,
@@ -279,8 +279,8 @@ fn write(bytes: &[u8], format: Format) -> Outcome {
     outcome_of(&again)
 }
 
-/// Repairs an image in every mode: it must get no worse, planning must change nothing, and a second repair must have
-/// nothing to do.
+/// Repairs an image in every mode: the image must not get worse, planning must change nothing, and a second repair
+/// must have nothing to do.
 fn repair(bytes: &[u8], format: Format) {
     let options = options(Some(format), Backing::Ignore);
     for mode in [RepairMode::Leaks, RepairMode::Safe, RepairMode::All] {

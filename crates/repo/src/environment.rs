@@ -8,38 +8,38 @@ use rustix::process::{Pid, test_kill_process};
 use crate::error::Result;
 use crate::key::Randomness;
 
-/// Which process, on which host: enough to tell later whether it still runs.
+/// Identifies a process on a host, so that its liveness can be checked later.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ProcessIdentity {
-    /// The host's name, for people.
+    /// The host's name, for messages.
     pub host: String,
-    /// What changes when the host restarts, and differs between hosts.
+    /// An id that changes with each boot and differs between hosts.
     pub boot: String,
-    /// The namespace that the process number counts in: containers on one host have different ones.
+    /// The PID namespace: containers on one host have different ones.
     pub namespace: String,
     /// Process number.
     pub process: u32,
-    /// When the process started, in the host's own ticks: process numbers are used again.
+    /// Start time of the process in clock ticks of the host, since process numbers are reused.
     pub started: u64,
 }
 
-/// Whether a process still runs.
+/// Whether a process is still running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
-    /// It runs.
+    /// It is running.
     Alive,
-    /// It certainly does not run any more.
+    /// It has certainly ended.
     Dead,
-    /// It cannot be known from here: it is on another host, or in another container.
+    /// Its state cannot be determined: it is on another host or in another container.
     Unknown,
 }
 
-/// Processes, as far as they can be seen from here.
+/// Access to the processes that are visible from this one.
 pub trait Processes: Send + Sync {
     /// The identity of this process.
     fn this(&self) -> ProcessIdentity;
 
-    /// Whether `process` still runs.
+    /// Whether `process` is still running.
     fn liveness(&self, process: &ProcessIdentity) -> Liveness;
 }
 
@@ -50,13 +50,12 @@ pub struct SystemProcesses;
 /// Field 22 of `/proc/PID/stat`: the start time in ticks since boot (proc_pid_stat(5)).
 fn started(process: &str) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The second field, the program's name in parentheses, may hold anything, parentheses too.
+    // The second field, the program's name in parentheses, may contain anything, including parentheses.
     let (_, fields) = stat.rsplit_once(')')?;
     fields.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether a process with this number exists, of any user; `/proc` may be mounted so that other users' processes are
-/// hidden.
+/// Whether a process with this number exists, of any user; `/proc` may hide the processes of other users.
 fn exists(process: u32) -> bool {
     let Some(id) = i32::try_from(process).ok().and_then(Pid::from_raw) else {
         return false;
@@ -65,13 +64,13 @@ fn exists(process: u32) -> bool {
     !matches!(test_kill_process(id), Err(Errno::SRCH))
 }
 
-/// What is known of a process that started at tick `recorded`, where now a process of its number exists or not, and started at
-/// tick `found` if that can be seen.
+/// The liveness of a process that started at tick `recorded`, given whether a process with its number exists now, and
+/// when that started if known.
 fn liveness_of(recorded: u64, exists: bool, found: Option<u64>) -> Liveness {
     match (exists, found) {
         (_, Some(found)) if found == recorded => Liveness::Alive,
         (_, Some(_)) | (false, None) => Liveness::Dead,
-        // It is hidden from us. It may be the one, or another that got its number: time will tell.
+        // It is hidden. It may be the same process or another one with its number.
         (true, None) => Liveness::Unknown,
     }
 }
@@ -94,7 +93,7 @@ impl Processes for SystemProcesses {
         if this.boot.is_empty() || process.boot.is_empty() {
             return Liveness::Unknown;
         }
-        // Another boot is another host, or this one before it restarted: names of hosts are not unique enough to tell.
+        // A different boot id is another host, or this host before a restart; host names are not unique enough.
         if process.boot != this.boot || process.namespace != this.namespace {
             return Liveness::Unknown;
         }
@@ -130,11 +129,11 @@ impl Environment {
 mod tests {
     use super::{Liveness, Processes, SystemProcesses, exists, liveness_of};
 
-    /// With `hidepid=2` the processes of other users are not in `/proc`; a backup of theirs must not be taken for dead.
+    /// With `hidepid=2` the processes of other users are not in `/proc`; their backups must not be considered dead.
     #[test]
     fn a_process_that_is_hidden_is_not_dead() {
         assert!(exists(std::process::id()) && exists(1));
-        // Numbers end at 2^22 (PID_MAX_LIMIT of the kernel).
+        // The largest process number is 2^22 (PID_MAX_LIMIT of the kernel).
         assert!(!exists(1 << 22) && !exists(0) && !exists(u32::MAX));
         assert_eq!(liveness_of(7, true, Some(7)), Liveness::Alive);
         assert_eq!(

@@ -12,17 +12,17 @@ pub type Result<T> = std::result::Result<T, Error>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The store could not do what was asked.
+    /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// An object of the repository is not what was written: damaged, exchanged, or forged.
+    /// An object of the repository is not as it was written: damaged, exchanged, or forged.
     #[error("{object} is damaged at byte {offset}: {detail}")]
     Damaged {
         /// The object.
         object: ObjectName,
-        /// Where in the object, in bytes.
+        /// Byte offset in the object.
         offset: u64,
-        /// What does not hold.
+        /// A description of the problem.
         detail: String,
     },
     /// An object was written by a later release of Holdfast.
@@ -35,28 +35,28 @@ pub enum Error {
         /// The latest version that this program knows.
         supported: u32,
     },
-    /// There is no repository at the store.
+    /// There is no repository in the store.
     #[error("{store} is not a repository")]
     NotARepository {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
     },
-    /// There is something at the store already.
+    /// The store is not empty.
     #[error("{store} already holds a repository")]
     AlreadyARepository {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
     },
-    /// No key slot opens with what was given.
+    /// No key slot could be opened with the given credential.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// There is no such snapshot (any more).
+    /// The snapshot does not exist (any more).
     #[error("there is no snapshot {id}")]
     NoSnapshot {
         /// The snapshot.
         id: SnapshotId,
     },
-    /// The snapshot is kept from being removed.
+    /// The snapshot is protected from removal.
     #[error("snapshot {id} is protected")]
     Protected {
         /// The snapshot.
@@ -67,9 +67,9 @@ pub enum Error {
     NoDisk {
         /// The snapshot.
         id: SnapshotId,
-        /// What was asked for.
+        /// The requested disk.
         disk: String,
-        /// What there is.
+        /// The existing disks.
         disks: Vec<String>,
     },
     /// Data of a snapshot is in no pack and in no relocation: it is lost.
@@ -78,21 +78,21 @@ pub enum Error {
         /// The pack.
         pack: crate::id::PackId,
     },
-    /// Another process has the repository for an exclusive operation.
+    /// Another process runs an exclusive operation on the repository.
     #[error("{what} is running: {who}")]
     Locked {
-        /// What runs.
+        /// The operation.
         what: &'static str,
-        /// Where, and since when.
+        /// The process, its host, and the start time.
         who: String,
     },
-    /// This writer was taken for dead, and the space of what it wrote may be given back; nothing was committed.
+    /// This writer was considered dead, and gc may have deleted what it wrote; nothing was committed.
     #[error("writer {writer} was revoked while it worked; its snapshot was not committed")]
     Revoked {
         /// The writer.
         writer: WriterId,
     },
-    /// The device that is backed up, or restored to, failed.
+    /// The device of a backup or restore failed.
     #[error("{role} {name}")]
     Device {
         /// "source" or "target".
@@ -102,7 +102,7 @@ pub enum Error {
         /// The device's error.
         source: holdfast_block::Error,
     },
-    /// The stream that is backed up failed.
+    /// The source stream of a backup failed.
     #[error("source {name}")]
     Stream {
         /// The disk's name.
@@ -110,7 +110,7 @@ pub enum Error {
         /// The stream's error.
         source: std::io::Error,
     },
-    /// What is copied from another repository cannot be read there.
+    /// The source of a copy is unreadable in the other repository.
     #[error("disk {disk} of the snapshot that is copied")]
     Origin {
         /// The disk's name.
@@ -126,21 +126,22 @@ pub enum Error {
         /// Size of the disk in bytes.
         disk_bytes: u64,
     },
-    /// Something was lost, and what may bring it back is not deleted until that is explained or accepted.
+    /// Something was lost; objects that may help to restore it are not deleted until the loss is explained or
+    /// accepted.
     #[error(
         "something was lost, and nothing is deleted that may bring it back: {}",
         crate::losses::describe(losses)
     )]
     Loss {
-        /// What was lost.
+        /// The losses.
         losses: Vec<crate::losses::Loss>,
     },
-    /// A limit of the format.
+    /// A limit of the format was exceeded.
     #[error("{what}: {value} is over the limit of {limit}")]
     Limit {
-        /// What is limited.
+        /// The limited quantity.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         value: u64,
         /// The limit.
         limit: u64,
@@ -151,7 +152,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Decoded bytes of `object` that begin at `start` make no sense.
+    /// Decoded bytes of `object`, beginning at `start`, are invalid.
     pub(crate) fn malformed(object: &ObjectName, start: u64, what: &'static str, malformed: Malformed) -> Self {
         Self::Damaged {
             object: object.clone(),
@@ -168,19 +169,19 @@ impl Error {
         }
     }
 
-    /// Whether one object cannot be used while others may well be: it is damaged, or says that a later release wrote it,
-    /// which is also what a damaged byte in the right place says.
+    /// Whether a single object is unusable while others may be intact: it is damaged, or claims a later version, which
+    /// a damaged version byte does as well.
     pub(crate) fn is_about_one_object(&self) -> bool {
         self.is_damage() && !matches!(self, Self::Loss { .. })
             || matches!(self, Self::FutureVersion { .. } | Self::Key(KeyError::Version { .. }))
     }
 
-    /// Whether the medium failed to give what it has, for good.
+    /// Whether the medium permanently failed to read the data.
     pub(crate) fn is_unreadable(&self) -> bool {
         matches!(self, Self::Store(error) if error.is_of_medium())
     }
 
-    /// Whether bytes that were stored are lost or wrong.
+    /// Whether stored data is lost or wrong.
     pub fn is_damage(&self) -> bool {
         if let Self::Origin { source, .. } = self {
             return source.is_damage();

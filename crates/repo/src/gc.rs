@@ -1,17 +1,19 @@
 //! Garbage collection: marks what snapshots refer to, and deletes unreferenced packs.
 //!
-//! Writers may run meanwhile. Gc never waits for them and never harms them:
+//! Writers may run concurrently. Gc does not wait for them and does not affect them:
 //!
-//! 1. Announce, like every writer. Dead writers are prevented from ever committing (see `lease`).
+//! 1. Announce, as every writer does. Prevent dead writers from ever committing (see `lease`).
 //! 2. Mark: everything that any snapshot refers to.
-//! 3. Condemn: record durably which packs are going to be deleted. A writer that begins later does not refer to them.
+//! 3. Condemn: record durably which packs are going to be deleted. Writers that begin later do not refer to them.
 //! 4. Look for active writers. A writer that began earlier may refer to condemned packs; if there is one, stop here,
 //!    and let the next run continue. If there was one and it has ended, the next step sees its snapshot.
-//! 5. Mark again what was committed meanwhile, and spare what that refers to.
-//! 6. Repack: move live data out of packs that are mostly dead; relocations record its new location; all durable.
-//! 7. Delete the packs, then what only served them: index entries, relocations, records of removed snapshots.
+//! 5. Mark snapshots that were committed meanwhile, and spare the packs that they refer to.
+//! 6. Repack: move live data out of packs that are mostly dead, and record the new locations in relocations; make
+//! everything durable.
+//! 7. Delete the packs, then their auxiliary objects: index entries, relocations, records of removed
+//! snapshots.
 //!
-//! It may be interrupted after any step: the next run continues. `docs/locking.md` proves that nothing alive is
+//! Gc may be interrupted after any step: the next run continues. `docs/locking.md` proves that no live data is
 //! deleted.
 
 pub(crate) mod auxiliary;
@@ -59,7 +61,7 @@ impl Chosen {
 }
 
 impl Repository {
-    /// What [`gc`](Self::gc) would do now.
+    /// The plan of [`gc`](Self::gc) at this moment.
     pub fn gc_plan(&self, request: GcRequest) -> Result<GcPlan> {
         self.gc_plan_with_progress(request, &NoProgress::default())
     }
@@ -86,13 +88,13 @@ impl Repository {
         Ok(plan)
     }
 
-    /// Gives back the space of what no snapshot refers to.
+    /// Frees the space of data that no snapshot refers to.
     pub fn gc(&self, request: GcRequest) -> Result<GcReport> {
         self.gc_with_progress(request, &NoProgress::default())
     }
 
-    /// [`gc`](Self::gc) with progress and cancellation: cancelled between two steps, it has freed a part, and the next
-    /// run continues.
+    /// [`gc`](Self::gc) with progress and cancellation: after a cancellation some space is freed, and the next run
+    /// continues.
     pub fn gc_with_progress(&self, request: GcRequest, progress: &dyn JobProgress) -> Result<GcReport> {
         let lease = with_room(&self.vault, || Lease::take(&self.vault, Work::Gc, None))?;
         let result = self.gc_under(&lease, request, progress);
@@ -103,13 +105,14 @@ impl Repository {
         result
     }
 
-    /// All snapshots that are not forgotten. One that cannot be read keeps gc from deleting anything.
+    /// All snapshots that are not forgotten. An unreadable one is an error, so that gc deletes nothing.
     pub(crate) fn all_snapshots(&self) -> Result<Vec<Manifest>> {
         let (snapshots, errors) = self.snapshots()?;
         all_readable(snapshots, errors)
     }
 
-    /// The same with those that are being forgotten. A forget may take its record back, so the data of a snapshot stays as long as its object.
+    /// The same, including those that are being forgotten. A forget may be undone, so the data of a snapshot is kept as
+    /// long as its object exists.
     fn stored_snapshots(&self) -> Result<Vec<Manifest>> {
         let (snapshots, errors) = self.stored_snapshots_except(&HashSet::new())?;
         all_readable(snapshots, errors)
@@ -151,7 +154,7 @@ impl Repository {
                 continue;
             }
             let reader = match self.packs.reader(*pack) {
-                // A damaged pack is repair's business.
+                // Damaged packs are left to repair.
                 Err(error) if error.is_damage() => continue,
                 other => other?,
             };
@@ -162,9 +165,9 @@ impl Repository {
                     alive + live.live_bytes(number, frame.raw_length),
                 )
             });
-            // A pack that carries the copy of a living manifest keeps it.
+            // A pack with the copy of a live manifest is kept.
             let is_copy = marks.copies.contains(pack);
-            // One that is alive as a whole has nothing to give back.
+            // Rewriting a fully live pack frees nothing.
             if alive < total && alive * 100 <= total * u64::from(request.repack_below_percent) && !is_copy {
                 chosen.sparse.insert(*pack);
             }
@@ -183,7 +186,7 @@ impl Repository {
     }
 }
 
-/// The snapshots that were read; an error if any could not be.
+/// The snapshots that were read; an error if any is unreadable.
 fn all_readable(manifests: Vec<Manifest>, errors: Vec<Error>) -> Result<Vec<Manifest>> {
     errors.into_iter().next().map_or(Ok(manifests), Err)
 }

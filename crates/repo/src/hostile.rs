@@ -1,7 +1,7 @@
-//! The repository's parsers for fuzzing, behind the seals; see [`holdfast_block::hostile`].
+//! The repository's parsers for fuzzing, without the seals; see [`holdfast_block::hostile`].
 //!
 //! An attacker with the keys, or in an unencrypted repository, can seal any bytes. Seals and checksums therefore do not
-//! protect a parser, and everything here is fed with bytes as they are *after* decryption.
+//! protect a parser, and all parsers here receive bytes as they are *after* decryption.
 
 mod map;
 mod pack;
@@ -68,7 +68,7 @@ fn outcome_of<T, E>(result: &Result<T, E>) -> Outcome {
 
 /// A key slot, with a corrected hash at its end; opened if it needs no secret.
 ///
-/// A slot for a password is not tried: its cost is bounded by the limits on its parameters, and not fuzzed.
+/// A password slot is not opened: its cost is bounded by the limits on its parameters, and not fuzzed.
 pub fn key_slot(bytes: &[u8]) -> Outcome {
     let store = MemoryStore::new();
     let name = ObjectName::new(ObjectKind::Key, "0123456789abcdef").expect("16 digits are a name");

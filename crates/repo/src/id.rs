@@ -1,4 +1,4 @@
-//! The identities of the repository, each a type of its own.
+//! The ids of the repository, each of a separate type.
 
 use std::fmt;
 use std::str::FromStr;
@@ -62,44 +62,46 @@ macro_rules! identity {
 }
 
 identity!(
-    /// What a chunk holds: the keyed hash of its bytes. Equal identities mean equal bytes.
+    /// The id of a chunk: the keyed hash of its bytes. Equal ids mean equal bytes.
     ChunkId,
     32
 );
 identity!(
-    /// One pack: drawn at random when the pack is begun, so that it can be named before it is full.
+    /// The id of a pack: random, drawn when the pack is begun, so that it can be referred to before it is
+    /// complete.
     PackId,
     16
 );
 identity!(
-    /// One snapshot: drawn at random when the backup starts, so that its place can be claimed, or taken away.
+    /// The id of a snapshot: random, drawn when the backup starts, so that its object name can be claimed or
+    /// blocked.
     SnapshotId,
     16
 );
 identity!(
-    /// One run of something that writes to the repository.
+    /// The id of a process run that writes to the repository.
     WriterId,
     16
 );
 identity!(
-    /// One object of the index.
+    /// The id of an index segment.
     SegmentId,
     16
 );
 identity!(
-    /// One repository, for ever.
+    /// The id of a repository, which never changes.
     RepositoryId,
     16
 );
 
 impl SnapshotId {
-    /// The first 8 hex digits, enough for a person to tell snapshots apart.
+    /// The first 8 hex digits, enough to distinguish snapshots in messages.
     pub fn short(&self) -> String {
         self.to_string()[..8].to_owned()
     }
 }
 
-/// A text is not an identity: wrong length, or a character that is no lower-case hex digit.
+/// The text is not an id: wrong length, or a character that is not a lower-case hex digit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{text}\" is not {digits} lower-case hex digits")]
 pub struct ParseIdError {

@@ -11,9 +11,9 @@ pub struct LostSnapshot {
     pub id: SnapshotId,
     /// Its machine.
     pub machine: String,
-    /// Its instant, in milliseconds since 1970-01-01 UTC.
+    /// Its point in time, in milliseconds since 1970-01-01 UTC.
     pub time_ms: i64,
-    /// The pack with the copy of its manifest.
+    /// Its point in time, in milliseconds since 1970-01-01 UTC.
     pub copy: PackId,
 }
 
@@ -27,24 +27,24 @@ impl fmt::Display for LostSnapshot {
     }
 }
 
-/// Something that is not there and should be.
+/// Something that is missing but should exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
     /// A snapshot was lost.
     Snapshot(LostSnapshot),
-    /// No snapshot that can be seen needs this pack. It cannot be read, so the copy of a lost manifest may be in it.
+    /// A pack that no visible snapshot needs, but that is unreadable, so it may contain the copy of a lost manifest.
     Unreadable {
         /// The pack.
         pack: PackId,
-        /// Why it cannot be read.
+        /// Why it is unreadable.
         reason: String,
     },
-    /// Snapshots need a pack that does not exist, and repair has not looked for what it held.
+    /// A missing pack that snapshots need, and whose content repair has not searched for.
     Pack(PackId),
-    /// The configuration is missing: the repository was not copied as a whole, or lost more than this.
+    /// The configuration is missing: the repository was copied incompletely, or lost more than this.
     Config,
-    /// There are packs, and nothing that says what they were for.
+    /// There are packs, but no record of the snapshots they belong to.
     Unexplained(Vec<PackId>),
 }
 
@@ -67,7 +67,7 @@ impl fmt::Display for Loss {
     }
 }
 
-/// Joins what was lost into one sentence.
+/// Describes losses in one sentence.
 pub(crate) fn describe(losses: &[Loss]) -> String {
     let named: Vec<String> = losses.iter().take(NAMED_COUNT_MAX).map(ToString::to_string).collect();
     match losses.len() - named.len() {
@@ -76,5 +76,5 @@ pub(crate) fn describe(losses: &[Loss]) -> String {
     }
 }
 
-/// Losses that a message names; the others are counted.
+/// Number of losses that a message lists; more are only counted.
 pub(crate) const NAMED_COUNT_MAX: usize = 8;

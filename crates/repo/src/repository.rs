@@ -18,7 +18,7 @@ use crate::repository::packs::Packs;
 use crate::store::{ObjectKind, Store, StoreError};
 use crate::vault::Vault;
 
-/// A repository, opened.
+/// An open repository.
 pub struct Repository {
     pub(crate) vault: Vault,
     pub(crate) packs: Arc<Packs>,
@@ -36,17 +36,17 @@ impl Repository {
         Ok(repository)
     }
 
-    /// Learns what others changed since the repository was opened.
+    /// Loads changes that other processes made since the repository was opened.
     pub(crate) fn refresh(&self) -> Result<()> {
         self.packs.refresh().map(|_| ())
     }
 
-    /// What time it is by the clock of this host, in milliseconds since 1970-01-01 UTC.
+    /// The time of this host's clock, in milliseconds since 1970-01-01 UTC.
     pub fn now_ms(&self) -> i64 {
         (self.vault.environment.now_ms)()
     }
 
-    /// The store, as it describes itself.
+    /// The description of the store.
     pub fn describe(&self) -> String {
         self.vault.store.describe()
     }
@@ -71,18 +71,18 @@ impl Repository {
         }
     }
 
-    /// The ids under which snapshots are stored, and those of which it is recorded that they were removed. Nothing of them is read.
+    /// The ids of stored snapshots, and of snapshots with a record of removal. No object is read.
     pub fn snapshot_ids(&self) -> Result<(HashSet<SnapshotId>, HashSet<SnapshotId>)> {
-        // A record of a removal comes before the snapshot goes.
+        // The record of a removal is put before the snapshot is deleted.
         let there = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
         let removed = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
         Ok((there, removed))
     }
 
-    /// Leaves out the snapshots that were removed after `manifests` were read, and returns their ids. Gc may have deleted their packs, so
-    /// what is missing of them is not lost.
+    /// Removes snapshots from `manifests` that were deleted after they were read, and returns their ids. Gc may have
+    /// deleted their packs, so their missing data is not a loss.
     pub(crate) fn exclude_removed(&self, manifests: &mut Vec<Manifest>) -> Result<Vec<SnapshotId>> {
-        // In this order: a record comes before its snapshot goes.
+        // The order matters: a record is put before its snapshot is deleted.
         let present: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();
         let records: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
         let (mut kept, mut removed) = (Vec::new(), Vec::new());
@@ -99,8 +99,8 @@ impl Repository {
         Ok(removed)
     }
 
-    /// Whether gc has deleted the record that this snapshot was removed. It keeps the record for a day, which a job may outlast, and as
-    /// long as the pack with the copy of the manifest exists. A lost snapshot leaves that pack behind.
+    /// Whether gc has deleted the removal record of this snapshot. The record is kept for a day, which a job may
+    /// exceed, and as long as the pack with the manifest copy exists. A lost snapshot leaves that pack behind.
     fn has_expired_record(&self, manifest: &Manifest) -> Result<bool> {
         self.is_absent(manifest.copy)
     }
@@ -110,14 +110,14 @@ impl Repository {
         self.snapshots_except(&HashSet::new())
     }
 
-    /// The same without those that are `known`, which are not read.
+    /// The same without `known` snapshots, which are not read.
     pub fn snapshots_except(&self, known: &HashSet<SnapshotId>) -> Result<(Vec<Manifest>, Vec<Error>)> {
         let mut left_out: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Forgotten)?.into_iter().collect();
         left_out.extend(known);
         self.stored_snapshots_except(&left_out)
     }
 
-    /// Those whose objects exist, also while they are being forgotten.
+    /// Snapshots whose objects exist, including those that are being forgotten.
     pub(crate) fn stored_snapshots_except(
         &self,
         left_out: &HashSet<SnapshotId>,

@@ -21,7 +21,7 @@ pub(crate) fn exists(vault: &Vault, name: &ObjectName) -> Result<bool> {
     }
 }
 
-/// The store and the keys to it: what every part of the repository works with.
+/// The store and the keys for it, used by every part of the repository.
 pub(crate) struct Vault {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) keyring: Keyring,
@@ -46,7 +46,7 @@ impl Vault {
         Ok(self.store.put(name, &sealed)?)
     }
 
-    /// Gets a small object and opens it.
+    /// Reads a small object and decrypts it.
     pub(crate) fn get_sealed(&self, name: &ObjectName, length_max: u64) -> Result<Vec<u8>> {
         let sealed = self.store.get(name, length_max)?;
         Ok(open_object(&self.keyring, purpose_of(name.kind()), name, &sealed)?)
@@ -63,7 +63,7 @@ impl Vault {
         Ok(names)
     }
 
-    /// The identities of all objects of a kind that are named by one; other names are none of ours.
+    /// The ids in the object names of a kind; names without an id are skipped.
     pub(crate) fn identities<T: std::str::FromStr>(&self, kind: ObjectKind) -> Result<Vec<T>> {
         Ok(self
             .names(kind)?
@@ -88,7 +88,7 @@ impl Vault {
         Ok(self.identities(ObjectKind::Pack)?.into_iter().collect())
     }
 
-    /// The directory of a pack; none where it cannot be read, or the pack does not exist.
+    /// The directory of a pack; `None` if it is unreadable, or the pack does not exist.
     pub(crate) fn directory(&self, pack: PackId) -> Result<Option<Directory>> {
         let key = PackKey::new(self.cipher, self.keyring.key(Purpose::PackSealing), pack);
         match read_directory(&*self.store, pack, key) {
@@ -99,7 +99,7 @@ impl Vault {
         }
     }
 
-    /// Writes what `segments` say of the packs in `existing` as one segment.
+    /// Writes the entries of `segments` about the packs in `existing` as one segment.
     pub(crate) fn merge(&self, segments: &[SegmentReader], existing: &HashSet<PackId>) -> Result<SegmentId> {
         let merged = SegmentId::from_bytes(self.environment.draw()?);
         let directory_of = |pack| self.directory(pack);
@@ -113,14 +113,14 @@ impl Vault {
         )
     }
 
-    /// All segments of the index that can be read; and the errors of those that cannot.
+    /// All readable segments of the index; and the errors of the others.
     pub(crate) fn segments(&self) -> Result<(Vec<SegmentReader>, Vec<Error>)> {
         let keys = self.segment_keys();
         let (mut segments, mut errors) = (Vec::new(), Vec::new());
         for id in self.identities::<SegmentId>(ObjectKind::Index)? {
             match SegmentReader::open(&*self.store, &keys, id) {
                 Ok(segment) => segments.push(segment),
-                // It was merged into another while we looked.
+                // It was merged into another segment meanwhile.
                 Err(Error::Store(StoreError::NotFound { .. })) => {}
                 Err(error) if error.is_about_one_object() => errors.push(error),
                 Err(error) => return Err(error),
@@ -130,7 +130,7 @@ impl Vault {
     }
 }
 
-/// The key that seals small objects of a kind.
+/// The purpose of the key that seals small objects of a kind.
 pub(crate) fn purpose_of(kind: ObjectKind) -> Purpose {
     match kind {
         ObjectKind::Snapshot | ObjectKind::Config => Purpose::ManifestSealing,

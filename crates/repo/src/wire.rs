@@ -1,14 +1,14 @@
-//! Bytes in, values out: the little-endian fields and variable-length integers that all our binary formats share.
+//! Binary encoding: the little-endian fields and variable-length integers that all binary formats here share.
 //!
-//! Integers of variable length are LEB128: seven bits a byte, least significant first, the top bit says that another byte
-//! follows; at most ten bytes.
+//! Variable-length integers are LEB128: seven bits per byte, least significant first; the top bit says that another
+//! byte follows; at most ten bytes.
 
-/// The bytes end early or make no sense; the caller says in what.
+/// The bytes end early or are invalid; the caller adds the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed {
-    /// Where in the bytes that were decoded.
+    /// The position in the decoded bytes.
     pub(crate) position: usize,
-    /// What is wrong there.
+    /// The problem.
     pub(crate) problem: &'static str,
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
     }
 }
 
-/// Reads fields off the front of a slice, never past its end.
+/// Reads fields from the front of a slice, never past its end.
 #[derive(Debug)]
 pub(crate) struct Decoder<'a> {
     bytes: &'a [u8],
@@ -82,7 +82,7 @@ impl<'a> Decoder<'a> {
         self.fail("number too long")
     }
 
-    /// A number that counts things of at least `item_bytes` each that must still follow: never more than the bytes justify.
+    /// A count of items of at least `item_bytes` each that follow: limited by the number of remaining bytes.
     pub(crate) fn count(&mut self, item_bytes: usize) -> Result<usize, Malformed> {
         let count = self.varint()?;
         if count > (self.remaining() / item_bytes.max(1)) as u64 {

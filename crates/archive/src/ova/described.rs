@@ -19,7 +19,7 @@ pub(super) struct DescribedFile {
     pub(super) is_raw: bool,
     /// The unit of its size.
     pub(super) unit_bytes: u64,
-    /// The capacity may be the length of the file instead of the size of the disk.
+    /// Whether the capacity may be the length of the file instead of the size of the disk.
     pub(super) may_count_file: bool,
     /// The member that it was read from.
     pub(super) member: Option<String>,

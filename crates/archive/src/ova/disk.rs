@@ -25,7 +25,7 @@ const EXTENT_COUNT_MAX: usize = 256;
 const HEAD_BYTES: usize = 72;
 const MAGIC: [u8; 4] = *b"KDMV";
 const COMPRESSED_AND_MARKED: u8 = 3;
-/// The directory's offset in such a header: it is only in the footer behind the grains.
+/// The directory's offset in such a header: the real offset is only in the footer after the grains.
 const AT_END: u64 = u64::MAX;
 /// A stored image may have this much data in addition to twice the size of its disk, for tables and snapshots.
 const STORED_BYTES_MORE: u64 = 64 << 20;
@@ -69,7 +69,7 @@ impl<R: Read> DiskMember<R> {
         })
     }
 
-    /// Whether it is a stream-optimized VMDK whose directory is behind all grains or before them, as in a stream.
+    /// Whether it is a stream-optimized VMDK whose directory is after all grains or before them, as in a stream.
     fn is_stream(&self) -> bool {
         let is_marked = |flags: &u8| flags & COMPRESSED_AND_MARKED == COMPRESSED_AND_MARKED;
         let number = |at| Some(u64::from_le_bytes(*self.head.get(at..)?.first_chunk()?));
@@ -127,7 +127,8 @@ fn spool_error(source: std::io::Error) -> Error {
     }
 }
 
-/// Stores a member in an unnamed temporary file, which the kernel removes however the program ends.
+/// Stores a member in an unnamed temporary file, which the kernel removes when the program ends for any
+/// reason.
 fn store<R: Read>(mut member: DiskMember<R>, said: &MemberImage<'_>) -> Result<(TarReader<R>, Digested, File)> {
     let stored = tempfile::tempfile().map_err(spool_error)?;
     let data_bytes_max = said.disk_bytes.saturating_mul(2).saturating_add(STORED_BYTES_MORE);
@@ -270,7 +271,7 @@ impl<R: Read + Send> OvaImage<R> {
         }
     }
 
-    /// Returns the archive, positioned behind the member, and the member's digests.
+    /// Returns the archive, positioned after the member, and the member's digests.
     pub(super) fn finish(self) -> Result<(TarReader<R>, Digested)> {
         match self {
             Self::Stream(stream) => stream.into_inner().finish(),

@@ -27,7 +27,7 @@ pub(super) enum Algorithm {
 impl Algorithm {
     const ALL: [Self; 5] = [Self::Sha1, Self::Sha256, Self::Sha512, Self::Sha384, Self::Sha224];
 
-    /// The algorithm of that name: `SHA256`, `SHA2-256` as OpenSSL 3 writes it, `SHA-256` as others do.
+    /// The algorithm with this name: `SHA256`, `SHA2-256` in OpenSSL 3, `SHA-256` in other programs.
     fn of_name(name: &str) -> Option<Self> {
         let name = name.to_ascii_uppercase().replace(['-', '_', ' '], "");
         Some(match name.as_str() {

@@ -184,7 +184,7 @@ fn a_truncated_archive_is_an_error() {
     }
 }
 
-/// Images that are not stream-optimized, with the manifest in front, as ovftool writes it.
+/// Images that are not stream-optimized, with the manifest first, as ovftool writes it.
 #[test]
 fn images_of_other_formats_are_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -131,7 +131,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes an image behind a header that is completed afterwards.
+    /// Writes an image after a header that is completed later.
     fn disk_in_place(
         &mut self,
         disk: &OvaDisk<'_>,

@@ -92,6 +92,7 @@ pub(crate) enum Frame {
     Long { start: Vec<u8> },
 }
 
-/// Bytes of a block: for gzip, so many that what its window does not see does not matter; for zstd, as many as fit into a cache with those of other threads.
+/// Bytes of a block: for gzip, large enough that the lost history of its window does not matter; for zstd, small enough
+/// that the blocks of all threads fit into a cache.
 pub(crate) const GZIP_BLOCK_BYTES: usize = 1 << 20;
 pub(crate) const ZSTD_BLOCK_BYTES: usize = 4 << 20;

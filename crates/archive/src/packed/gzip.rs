@@ -1,6 +1,7 @@
 //! Members of gzip that record their length.
 //!
-//! Source: RFC 1952, section 2.3.1.1: subfields of the extra field. Ours is `HF`: the packed and the unpacked length of the member.
+//! Source: RFC 1952, section 2.3.1.1: subfields of the extra field. Holdfast's subfield is `HF`: the packed and the
+//! unpacked length of the member.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -81,10 +82,10 @@ pub(crate) fn index_of(member: &[u8]) -> Option<&[u8]> {
         .filter(|_| is_one)
 }
 
-/// Checks that an index member unpacks to nothing, as other programs unpack it.
+/// Checks that an index member unpacks to nothing in other programs.
 ///
 /// # Errors
-/// A description of the fault.
+/// A description of the problem.
 pub(crate) fn check_index(member: &[u8]) -> Result<(), &'static str> {
     let again = index_of(member).map(index_member);
     match again {

@@ -100,7 +100,7 @@ impl PackedIndex {
         words.flat_map(u32::to_le_bytes).collect()
     }
 
-    /// The encoded index, to be written behind the blocks.
+    /// The encoded index, to be written after the blocks.
     pub(crate) fn encode(&self, packing: Packing) -> io::Result<Vec<u8>> {
         match packing {
             Packing::Gzip => self.encode_gzip(),
@@ -217,7 +217,7 @@ impl PackedIndex {
             if packed > most || bytes > most {
                 return Err(wrong(packed_bytes, "one of its blocks is too large"));
             }
-            // An empty block would be skipped, and all blocks behind it would be misplaced.
+            // An empty block would be skipped, and all blocks after it would be misplaced.
             if bytes == 0 && count > 1 {
                 return Err(wrong(packed_bytes, "one of its blocks is empty"));
             }

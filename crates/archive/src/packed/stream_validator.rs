@@ -1,8 +1,9 @@
-//! Validates a packed stream that is read in order against the index behind it.
+//! Validates a packed stream, which is read in order, against the index at its end.
 //!
-//! Each block is valid by itself, so only the index shows that a block is missing, duplicated or misplaced. A *run* is the sequence of blocks since
-//! the last index that may belong to one stream of ours: blocks of full length, and perhaps a shorter one at its end. This bounds the memory: each
-//! kept summary stands for a full block of input. Recorded lengths and checksums are trusted here; they are verified when the block is unpacked.
+//! Each block is valid by itself, so only the index shows that a block is missing, duplicated or misplaced. A *run* is
+//! the sequence of blocks since the last index that may belong to one stream of Holdfast: blocks of full length, and
+//! perhaps a shorter one at its end. This bounds the memory: each kept summary stands for a full block of input.
+//! Recorded lengths and checksums are trusted here; they are verified when the block is unpacked.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -57,16 +58,16 @@ impl BlockSummary {
     }
 }
 
-/// Validates members of gzip: ours have a size field, and each of them must be in an index.
+/// Validates members of gzip: those of Holdfast have a size field, and each of them must be in an index.
 #[derive(Debug, Default)]
 pub(crate) struct GzipValidator {
     run: Vec<BlockSummary>,
-    /// Of the index that has begun: the number of its entries so far, and its length.
+    /// Number of entries and length of the unfinished index, if one has begun.
     index: Option<(usize, u64)>,
 }
 
 impl GzipValidator {
-    /// Adds a member of ours, which holds `unpacked_bytes`.
+    /// Adds a member of Holdfast, which contains `unpacked_bytes`.
     ///
     /// # Errors
     /// It is an index member that contradicts the blocks, or an index member was expected.
@@ -129,18 +130,19 @@ impl GzipValidator {
     }
 }
 
-/// Validates frames of zstd. Ours cannot be distinguished from those of other programs, which may precede ours and may have other seek tables.
+/// Validates frames of zstd. Frames of Holdfast cannot be distinguished from those of other programs, which may precede
+/// them and may have other seek tables.
 #[derive(Debug, Default)]
 pub(crate) struct ZstdValidator {
     run: Vec<BlockSummary>,
-    /// Since the last index there were frames that cannot belong to the run's stream.
+    /// Whether, since the last index, there were frames that cannot belong to the run's stream.
     has_others: bool,
-    /// Blocks of full length preceded a complete stream of ours.
+    /// Whether blocks of full length preceded a complete stream of Holdfast.
     has_surplus: bool,
 }
 
 impl ZstdValidator {
-    /// Adds a frame, which holds `unpacked_bytes`.
+    /// Adds a frame, which contains `unpacked_bytes`.
     pub(crate) fn frame(&mut self, frame: &[u8], unpacked_bytes: usize) {
         let is_finished = self.run.last().is_some_and(|last| !last.is_full(ZSTD_BLOCK_BYTES));
         if is_finished || self.run.len() as u64 == ENTRY_COUNT_MAX {
@@ -151,7 +153,8 @@ impl ZstdValidator {
         self.run.push(BlockSummary::new(frame, unpacked_bytes, checksum));
     }
 
-    /// Whether all frames since the last index have our full block length, so that the stream may be truncated: our last frame is usually shorter.
+    /// Whether all frames since the last index have Holdfast's full block length, so that the stream may be truncated:
+    /// the last frame of Holdfast is usually shorter.
     pub(crate) fn may_be_cut(&self) -> bool {
         let is_full = self.run.last().is_some_and(|last| last.is_full(ZSTD_BLOCK_BYTES));
         self.has_surplus || is_full && !self.has_others
@@ -209,11 +212,11 @@ struct SeekTable<'a> {
     number: usize,
     /// The first entry that differs from its block.
     difference: Option<usize>,
-    /// The first block also precedes the blocks of the table.
+    /// Whether the first block also precedes the blocks of the table.
     is_doubled: bool,
-    /// All of its blocks except the last have full length.
+    /// Whether all of its blocks except the last have full length.
     is_cut_as_ours: bool,
-    /// It has no entries of empty frames: other programs list skippable frames, too.
+    /// Whether it has no entries of empty frames: other programs list skippable frames as well.
     is_of_run: bool,
 }
 
@@ -245,7 +248,7 @@ impl<'a> SeekTable<'a> {
     }
 }
 
-/// The error of a stream of ours without an index.
+/// The error of a stream of Holdfast without an index.
 fn without_index() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,

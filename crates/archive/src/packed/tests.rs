@@ -184,7 +184,7 @@ fn a_packed_stream_without_its_index_is_an_error() {
     }
 }
 
-/// The blocks of a packed stream, and the index behind them.
+/// The blocks of a packed stream, and the index at its end.
 fn parts(file: &[u8]) -> (Vec<Vec<u8>>, Vec<u8>) {
     let index = open(file).unwrap();
     let mut rest = file;
@@ -196,7 +196,7 @@ fn parts(file: &[u8]) -> (Vec<Vec<u8>>, Vec<u8>) {
     (blocks.collect(), rest.to_vec())
 }
 
-/// Each block is valid by itself: replaced blocks were not detected.
+/// Each block is valid by itself, so replaced blocks were not detected.
 #[test]
 fn a_missing_duplicated_or_misplaced_block_is_damage() {
     for (packing, length) in [(Packing::Gzip, 3_300_000), (Packing::Zstd, 9_700_000)] {
@@ -328,7 +328,7 @@ fn frames_and_seek_tables_of_other_programs_are_not_damage() {
         let both = unpacked(&[&packed_here[..], &foreign].concat()).unwrap().1;
         assert!(both == [&bytes[..], expected].concat());
     }
-    // Has the length of a block of Holdfast by chance.
+    // It has the length of a block of Holdfast by chance.
     let foreign = [frame(&bytes[7..7 + (4 << 20)]), packed_here.clone()].concat();
     assert!(unpacked(&foreign).unwrap().1 == [&bytes[7..7 + (4 << 20)], &bytes].concat());
     // An empty stream of Holdfast has no blocks.

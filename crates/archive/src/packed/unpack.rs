@@ -86,8 +86,8 @@ impl Unpacked {
         }
     }
 
-    /// Whether all frames have our full block length, so that the stream may be truncated: our last frame is usually shorter. Known at the end of the
-    /// stream.
+    /// Whether all frames have Holdfast's full block length, so that the stream may be truncated: the last frame of
+    /// Holdfast is usually shorter. Known at the end of the stream.
     pub fn may_be_cut(&self) -> bool {
         self.may_be_cut.load(Ordering::Relaxed)
     }
@@ -225,7 +225,8 @@ impl Unpacking {
             Packing::Gzip => gzip::read_member(&mut input),
             Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
         };
-        // Each block of ours is a separate member: without validation, a truncated stream or a missing block would go unnoticed.
+        // Each block of Holdfast is a separate member: without validation, a truncated stream or a missing block would
+        // not be detected.
         let frame = frame.and_then(|frame| {
             match &frame {
                 Frame::End | Frame::Long { .. } => self.gzip.check_end()?,

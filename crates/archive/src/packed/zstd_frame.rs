@@ -10,7 +10,7 @@ pub(super) const MAGIC: u32 = 0xfd2f_b528;
 pub(crate) const SKIPPABLE: u32 = 0x184d_2a50;
 /// The magic number of seek tables.
 pub(crate) const SEEK_TABLE: u32 = SKIPPABLE | 0xe;
-/// Offset of the frame header descriptor: behind the magic number.
+/// Offset of the frame header descriptor: after the magic number.
 pub(super) const DESCRIPTOR_AT: usize = 4;
 pub(super) const HAS_CHECKSUM: u8 = 4;
 

@@ -11,7 +11,8 @@ const BITS_PER_WORD: u32 = u64::BITS;
 const WORDS_PER_PAGE: u32 = 64;
 const CLUSTERS_PER_PAGE: u32 = WORDS_PER_PAGE * BITS_PER_WORD;
 
-/// A bit per cluster, in pages that are allocated on demand: a hostile header may claim a huge disk.
+/// One bit per cluster, in pages that are allocated on demand, since a malicious header may claim a huge
+/// disk.
 #[derive(Debug)]
 pub(super) struct Clusters {
     pages: HashMap<u32, Box<[u64; WORDS_PER_PAGE as usize]>>,

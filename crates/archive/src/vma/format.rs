@@ -165,7 +165,7 @@ impl VmaHeader {
     }
 }
 
-/// Names and texts behind a header.
+/// Names and texts after a header.
 struct Blobs<'a>(&'a [u8]);
 
 impl<'a> Blobs<'a> {
@@ -180,7 +180,7 @@ impl<'a> Blobs<'a> {
         Ok(Self(blobs))
     }
 
-    /// The blob at `place`; the header has that number at `named_at`, for errors.
+    /// The blob at `place`; `named_at` is the offset of that number in the header, for errors.
     fn get(&self, place: u32, named_at: usize) -> Result<&'a [u8]> {
         let rest = self.0.get(to_usize(place)..);
         let blob = rest.and_then(|rest| {
@@ -262,7 +262,7 @@ pub(super) fn write_header(
     Ok(header)
 }
 
-/// Names and texts to be written behind a header. Offset 0 means none, so the first byte is unused.
+/// Names and texts to write after a header. Offset 0 means none, so the first byte is unused.
 struct NewBlobs(Vec<u8>);
 
 impl NewBlobs {

@@ -16,7 +16,7 @@ use crate::reader::{ArchiveReader as _, Piece};
 
 const UUID: [u8; 16] = [1; 16];
 
-/// An archive of our writer with two disks, one of which ends within a block.
+/// An archive of Holdfast's writer with two disks, one of which ends within a block.
 pub(crate) fn written() -> Vec<u8> {
     let disk = |name: &str, content: &[u8]| VmaDisk {
         device_name: name.to_owned(),

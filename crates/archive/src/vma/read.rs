@@ -32,7 +32,7 @@ pub struct VmaReader<R> {
     infos: std::vec::IntoIter<ClusterInfo>,
     /// The cluster that was read.
     cluster: Option<Cluster>,
-    /// Its blocks that are stored.
+    /// Its stored blocks.
     blocks: Vec<u8>,
     /// The disk whose last cluster this is.
     ending: Option<usize>,
@@ -53,7 +53,7 @@ struct Cluster {
     disk: usize,
     /// Its offset in the disk.
     offset: u64,
-    /// Its blocks.
+    /// Its stored blocks.
     mask: u16,
     /// The offset of the first of them in the buffer.
     place: usize,
@@ -243,7 +243,7 @@ impl Cluster {
         let place = self.place;
         self.place += holdfast_block::to_usize(length);
         self.mask &= u16::MAX.checked_shl(skipped + count).unwrap_or(0);
-        // Blocks are stored whole: cut off the bytes beyond the end of the disk.
+        // Blocks are stored whole: discard the bytes beyond the end of the disk.
         let length = length.min(size_bytes.saturating_sub(offset));
         Some((offset, place..place + holdfast_block::to_usize(length)))
     }

@@ -184,7 +184,7 @@ struct ExtentRange {
 struct ExtentRanges<'d> {
     device: &'d dyn BlockDevice,
     at: u64,
-    /// Possible data behind `at`.
+    /// Ranges after `at` that may contain data.
     data: VecDeque<Range<u64>>,
     /// The offset up to which extents were queried.
     asked: u64,

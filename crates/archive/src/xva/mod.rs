@@ -1,7 +1,8 @@
 //! XVA: the export format of XenServer and XCP-ng.
 //!
-//! Source: xen-api, `ocaml/xapi/stream_vdi.ml` and `ocaml/xapi/xva.ml`. A tape archive whose first member is `ova.xml`; then the disks, one after the
-//! other in the order of their ids as text, each in members of 1 MiB, and behind each member one with its checksum.
+//! Source: xen-api, `ocaml/xapi/stream_vdi.ml` and `ocaml/xapi/xva.ml`. A tape archive whose first member is `ova.xml`;
+//! then the disks, one after the other in the order of their ids as text, each in members of 1 MiB, and after each
+//! member one with its checksum.
 //!
 //! - The number in a member's name is a counter: skipped numbers are zero blocks that were left out. The first and the last block are always
 //!   present.

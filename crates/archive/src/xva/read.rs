@@ -171,7 +171,7 @@ impl<R: Read> XvaReader<R> {
         }
     }
 
-    /// Reads the checksum behind a block and compares it.
+    /// Reads the checksum after a block and compares it.
     fn check_block(&mut self, block: &Member) -> Result<()> {
         let cut_off = || Error::CutOff {
             what: "a checksum",

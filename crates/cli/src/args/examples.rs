@@ -3,9 +3,9 @@
 /// One way to use a verb.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Example {
-    /// What a person wants.
+    /// The task, as a user would word it.
     pub wish: &'static str,
-    /// What to type.
+    /// The command line that does it.
     pub line: &'static str,
 }
 
@@ -19,9 +19,9 @@ pub fn examples_help(examples: &[Example]) -> String {
 }
 
 impl Example {
-    /// The words after `holdfast`, as a shell would split them; none where the line does not start the program.
+    /// The words after `holdfast`, split as by a shell; `None` if the line does not start the program.
     ///
-    /// Knows quotes (`'...'`, `"..."`), pipes and redirections, which is all that examples should need.
+    /// Supports quotes (`'...'`, `"..."`), pipes and redirections; examples need nothing else.
     pub fn arguments(&self) -> Option<Vec<String>> {
         let stages = shell_stages(self.line);
         let words = stages
@@ -57,7 +57,7 @@ fn shell_stages(line: &str) -> Vec<Vec<String>> {
                     _ => {}
                 }
             }
-            // Inside of quotes, and wherever else nothing is special.
+            // Inside quotes, and for ordinary characters.
             _ => word.get_or_insert_default().push(character),
         }
     }

@@ -33,7 +33,7 @@ pub struct RepositoryArgs {
 }
 
 impl RepositoryArgs {
-    /// Where the repository is: the option, else the environment.
+    /// The location of the repository: from the option, otherwise from the environment.
     pub fn location(&self, environment: &Environment) -> Result<OsString, Error> {
         self.repository
             .as_deref()
@@ -97,7 +97,7 @@ pub struct LikePasswordArgs {
     pub like_password_command: Option<OsString>,
 }
 
-/// For options that stand behind those of a heading and are not about its subject.
+/// Heading of options that follow those under a heading but do not belong to it.
 pub const NO_HEADING: Option<&str> = None;
 
 /// How much of the machine a job may use.
@@ -108,7 +108,7 @@ pub struct JobArgs {
     pub threads: Option<NonZeroUsize>,
 }
 
-/// More than any machine has use for; a thread has memory of its own.
+/// More threads than any machine can use; each thread has its own stack and buffers.
 const THREADS_MAX: usize = 1024;
 
 fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {

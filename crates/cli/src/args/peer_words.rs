@@ -1,6 +1,6 @@
 //! Commands of other programs, and what does the same here.
 
-/// A word that people know from restic, Borg, Proxmox Backup Server, ZFS, sanoid or virsh, and what to type instead.
+/// Commands of restic, Borg, Proxmox Backup Server, ZFS, sanoid and virsh, and what to type instead.
 const PEER_WORDS: &[(&str, &str)] = &[
     ("snapshots", "use 'holdfast list'"),
     ("backups", "use 'holdfast list'"),
@@ -95,7 +95,7 @@ const PEER_WORDS: &[(&str, &str)] = &[
     ("nbd", "use 'holdfast serve nbd'"),
 ];
 
-/// What to type instead of a word of another program.
+/// The Holdfast command that corresponds to a command of another program.
 pub(super) fn instead_of(word: &str) -> Option<&'static str> {
     let (_, instead) = PEER_WORDS.iter().find(|(peer, _)| *peer == word)?;
     Some(instead)

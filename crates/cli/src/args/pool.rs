@@ -26,7 +26,7 @@ pub struct PoolArgs {
 }
 
 impl PoolArgs {
-    /// The options that were given, for an error about them.
+    /// The name of the first of these options that was given, for error messages.
     pub fn given(&self) -> Option<&'static str> {
         let given = [
             (self.pool_password_file.is_some(), "--pool-password-file"),
@@ -37,7 +37,7 @@ impl PoolArgs {
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
 
-    /// Refuses these options, where `what` is about no pool.
+    /// Returns an error if one of these options was given, although `what` has nothing to do with pools.
     pub fn refuse(&self, what: &str) -> Result<(), Error> {
         match self.given() {
             None => Ok(()),

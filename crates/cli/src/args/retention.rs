@@ -33,9 +33,9 @@ pub struct RetentionArgs {
 }
 
 impl RetentionArgs {
-    /// The policy that they make; a count of 0 is no rule.
+    /// The policy that these options define; a count of 0 is no rule.
     pub fn policy(&self) -> Policy {
-        // Taken apart in full, so that an option added above cannot be forgotten here.
+        // All fields are named, so that the compiler reports a new option that is missing here.
         let Self {
             keep_last,
             keep_hourly,
@@ -77,7 +77,7 @@ mod tests {
         Line::try_parse_from(words).map(|line| line.retention.policy())
     }
 
-    /// Each option has a number of its own: two that are mixed up would show.
+    /// Each option has a different number, so that swapped options fail the test.
     #[test]
     fn every_option_becomes_its_rule() {
         let line = "--keep-last 1 --keep-hourly 2 --keep-daily 3 --keep-weekly 4 --keep-monthly 5 --keep-yearly 6 \

@@ -1,16 +1,16 @@
-//! What switches of several verbs mean to the engine.
+//! Conversion of switches that several verbs have into types of the engine.
 
 use holdfast_engine::{Continuation, Execution, Unsigned};
 
-/// A switch that was given or not.
+/// A command line switch.
 pub trait Switch {
-    /// What `--same-machine` means.
+    /// The meaning of `--same-machine`.
     fn continuation(self) -> Continuation;
 
-    /// What `--dry-run` means.
+    /// The meaning of `--dry-run`.
     fn execution(self) -> Execution;
 
-    /// What `--unsigned` means.
+    /// The meaning of `--unsigned`.
     fn acceptance(self) -> Unsigned;
 }
 

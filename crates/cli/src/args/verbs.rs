@@ -1,22 +1,22 @@
-//! The verbs as data: what help, manual and completion know of them beside their arguments.
+//! The verbs as data: the information that help, manual and completion need in addition to the arguments.
 
 use clap::Command;
 
 use super::Example;
 
-/// Options that every verb accepts, and that some have no use for.
+/// Options that every verb accepts, although some verbs do not use them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedOptions {
-    /// Which repository, and its password.
+    /// The repository and its password.
     Repository,
-    /// The answer as a document.
+    /// Output as a JSON document.
     Json,
-    /// Whether progress is drawn.
+    /// Display of progress.
     Progress,
 }
 
 impl SharedOptions {
-    /// What clap calls them.
+    /// The ids of these options in clap.
     pub const fn ids(self) -> &'static [&'static str] {
         match self {
             Self::Repository => &["repository", "password_file", "password_command", "key_slot"],
@@ -29,22 +29,22 @@ impl SharedOptions {
 /// A verb.
 #[derive(Debug, Clone, Copy)]
 pub struct VerbEntry {
-    /// What is typed.
+    /// The name as typed on the command line.
     pub name: &'static str,
-    /// Ways to use it.
+    /// Examples of its use.
     pub examples: &'static [Example],
-    /// Shared options that do nothing here.
+    /// Shared options that have no effect on this verb.
     pub unused: &'static [SharedOptions],
-    /// The verbs below it.
+    /// The verbs below this one.
     pub below: &'static [VerbEntry],
-    /// What starts it.
+    /// Who starts it.
     pub audience: Audience,
 }
 
 /// What starts a verb: a user or another program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Audience {
-    /// People and their scripts.
+    /// Users and their scripts.
     People,
     /// The program itself.
     Program,
@@ -74,16 +74,16 @@ fn find<'v>(verbs: impl IntoIterator<Item = &'v VerbEntry>, name: &str) -> Optio
 /// Verbs that the help shows under one heading.
 #[derive(Debug, Clone, Copy)]
 pub struct VerbGroup {
-    /// The heading.
+    /// The heading in the help.
     pub title: &'static str,
-    /// They.
+    /// The verbs under the heading.
     pub verbs: &'static [VerbEntry],
 }
 
 /// The whole command line.
 #[derive(Debug, Clone, Copy)]
 pub struct CommandLine {
-    /// Makes what clap parses.
+    /// Builds the clap command.
     pub tree: fn() -> Command,
     /// The verbs.
     pub groups: &'static [VerbGroup],
@@ -92,7 +92,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// What clap parses.
+    /// Builds the clap command.
     pub fn tree(&self) -> Command {
         (self.tree)()
     }
@@ -104,7 +104,7 @@ impl CommandLine {
         find(self.groups.iter().flat_map(|group| group.verbs), name)?.at(below)
     }
 
-    /// The verbs below `path`, or all where it is empty.
+    /// The verbs below `path`; all verbs if `path` is empty.
     fn below(&self, path: &str) -> Vec<&'static VerbEntry> {
         if path.is_empty() {
             return self.groups.iter().flat_map(|group| group.verbs).collect();
@@ -112,13 +112,13 @@ impl CommandLine {
         self.verb(path).map_or(&[][..], |verb| verb.below).iter().collect()
     }
 
-    /// The verbs below `path` that people start.
+    /// The verbs below `path` that users start.
     pub fn verbs_for_people(&self, path: &str) -> impl Iterator<Item = &'static VerbEntry> {
         let below = self.below(path).into_iter();
         below.filter(|verb| verb.audience == Audience::People)
     }
 
-    /// Examples of the verb at `path`, or of the program where it is empty.
+    /// Examples of the verb at `path`; of the program if `path` is empty.
     pub fn examples_of(&self, path: &str) -> &'static [Example] {
         if path.is_empty() {
             return self.examples;

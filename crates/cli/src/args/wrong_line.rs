@@ -1,4 +1,4 @@
-//! What is wrong with a command line, said as all other errors are.
+//! Errors in a command line, in the same form as all other errors.
 
 use std::ffi::OsString;
 
@@ -11,7 +11,7 @@ use super::peer_words::instead_of;
 use crate::errors::Error;
 
 impl CommandLine {
-    /// A word is typed where a verb below `path` has to stand, and is none.
+    /// The error for a word that is not a verb, at a position where a verb below `path` is required.
     pub fn unknown_verb(&self, path: &str, word: &str) -> Error {
         let full = joined(path, word);
         let near = nearest(word, self.verbs_for_people(path).map(|verb| verb.name));
@@ -55,7 +55,7 @@ impl CommandLine {
         Error::usage(first_paragraph(&error.render().to_string()), hint)
     }
 
-    /// The path of the verb that a command line names, however wrong the rest of it is.
+    /// The path of the verb that a command line names, even if the rest of the line is wrong.
     pub fn typed_path(&self, words: &[OsString]) -> String {
         let tree = self.tree();
         let mut command: &Command = &tree;
@@ -76,7 +76,7 @@ impl CommandLine {
     }
 }
 
-/// Whether a word is an option of `root` whose value is the word behind it.
+/// Whether `word` is an option of `root` that takes the following word as its value.
 fn takes_next(root: &Command, word: &str) -> bool {
     let is_it = |arg: &clap::Arg| match word.strip_prefix("--") {
         Some(long) => arg.get_long() == Some(long),
@@ -86,7 +86,7 @@ fn takes_next(root: &Command, word: &str) -> bool {
         .any(|arg| arg.get_action().takes_values() && is_it(arg))
 }
 
-/// The lines up to the first empty one, as one.
+/// The lines before the first empty line, joined to one.
 fn first_paragraph(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let joined = lines.collect::<Vec<_>>().join(" ");
@@ -111,7 +111,7 @@ mod tests {
         line.split(' ').map(OsString::from).collect()
     }
 
-    /// The message and the hint for a line.
+    /// The message and the hint for a line of clap's error.
     fn said(line: &str) -> (String, String) {
         let error = COMMAND_LINE.tree().try_get_matches_from(words(line)).unwrap_err();
         let error = COMMAND_LINE.error(&error, &words(line));

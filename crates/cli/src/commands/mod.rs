@@ -1,5 +1,5 @@
-//! The verbs: their groups here, a folder for each group, and in it a file for each verb, with its arguments, its examples, and the way
-//! from there to a report.
+//! The verbs. Each group has a folder, and each verb a file with its arguments, its examples, and the code that calls
+//! the engine and builds the report.
 
 mod backups;
 mod help;

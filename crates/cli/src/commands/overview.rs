@@ -1,4 +1,4 @@
-//! What `holdfast` alone prints, and the groups of verbs in its help.
+//! The output of `holdfast` without arguments, and the groups of verbs in its help.
 
 use clap::Command;
 use clap::builder::styling::Styles;
@@ -6,10 +6,10 @@ use clap::builder::styling::Styles;
 use super::GROUPS;
 use crate::args::Audience;
 
-/// The verbs of the first day.
+/// The verbs that a new user needs first.
 const COMMON: [&str; 5] = ["init", "machines", "backup", "list", "restore"];
 
-/// The verbs of `root` in their groups, for its help.
+/// The verbs of `root` in their groups, for the help.
 pub(super) fn grouped_verbs(root: &Command, styles: &Styles) -> String {
     let header = styles.get_header();
     let groups = GROUPS.iter().map(|group| {
@@ -20,7 +20,7 @@ pub(super) fn grouped_verbs(root: &Command, styles: &Styles) -> String {
     groups.collect::<Vec<_>>().join("\n\n")
 }
 
-/// A verb and what it is for.
+/// A verb and its description.
 fn row(root: &Command, name: &str, styles: &Styles) -> String {
     let literal = styles.get_literal();
     let about = root
@@ -32,10 +32,10 @@ fn row(root: &Command, name: &str, styles: &Styles) -> String {
     format!("  {literal}{name}{literal:#}{gap}{about}")
 }
 
-/// Columns of the names, with the gap behind the longest.
+/// Width of the column of names, with the gap after the longest.
 const NAME_WIDTH: usize = "completions".len() + 2;
 
-/// What is shown where no verb is given: a screen, and where the rest is.
+/// The output if no verb is given: one screen, with a pointer to the full help.
 pub fn short_screen(root: &Command) -> String {
     let styles = root.get_styles();
     let (header, literal) = (styles.get_header(), styles.get_literal());

@@ -54,7 +54,7 @@ pub const COMMAND_LINE: &CommandLine = &CommandLine {
 };
 
 impl Arguments {
-    /// Does what the verb says that was chosen.
+    /// Runs the selected verb.
     ///
     /// # Errors
     /// Those of the verb.
@@ -63,14 +63,15 @@ impl Arguments {
     }
 }
 
-/// Bold headings, green words to type: the same as the program's own output.
+/// Bold headings and green literals, as in the program's own output.
 const STYLES: Styles = Styles::styled()
     .header(AnsiColor::White.on_default().bold())
     .usage(AnsiColor::White.on_default().bold())
     .literal(AnsiColor::Green.on_default())
     .placeholder(AnsiColor::Cyan.on_default());
 
-/// The command line with what clap does not know of: groups of verbs, examples, exit codes, environment.
+/// The command line with the parts that clap does not know: groups of verbs, examples, exit codes,
+/// environment.
 fn command_tree() -> Command {
     let after = format!(
         "Exit codes:\n{}\n\nEnvironment:\n{}\n\nExamples:\n{}",
@@ -87,15 +88,15 @@ fn command_tree() -> Command {
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}\n\n{{all-args}}{{after-help}}",
         grouped_verbs(&root, &STYLES)
     );
-    // The template lists them in their groups, so clap does not list them again.
+    // The template lists verbs by group, so clap must not list them again.
     root.mut_subcommands(|verb| verb.hide(true))
         .override_usage("holdfast [OPTIONS] <COMMAND>")
         .help_template(template)
         .after_help("'holdfast help COMMAND' shows the options and examples of a command.")
 }
 
-/// The verb of an entry, and those below it, with their examples and without the options that do nothing there. These are accepted all the
-/// same: scripts give them to every command.
+/// Completes a verb and those below it: adds examples, and hides options that have no effect. These are still accepted,
+/// since scripts pass them to every command.
 fn completed(verb: Command, entry: &VerbEntry, shared: &[Arg]) -> Command {
     let unused = |arg: &&Arg| {
         entry
@@ -111,7 +112,7 @@ fn completed(verb: Command, entry: &VerbEntry, shared: &[Arg]) -> Command {
     })
 }
 
-/// Paths of all verbs that do something themselves: `list`, `image info`.
+/// Paths of all verbs that can be run: `list`, `image info`.
 pub fn verb_paths() -> Vec<String> {
     fn collect(command: &Command, path: &str, paths: &mut Vec<String>) {
         for verb in command.get_subcommands() {
@@ -162,7 +163,7 @@ mod tests {
         EXAMPLES.iter().for_each(parses);
     }
 
-    /// Commands that change something: each has `--dry-run`.
+    /// Commands that change something: each needs `--dry-run`.
     const CHANGING: &[&str] = &[
         "backup",
         "restore",
@@ -201,7 +202,7 @@ mod tests {
         "template remove",
     ];
 
-    /// Commands that change something, and have no `--dry-run` for a reason that `docs/command-line.md` gives.
+    /// Commands that change something without `--dry-run`, for a reason that `docs/command-line.md` gives.
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
         "live-server",
@@ -254,7 +255,7 @@ mod tests {
         "help",
     ];
 
-    /// A new command cannot forget it: each is in one of the lists.
+    /// Each command must be in one of the lists, so that a new one cannot be forgotten.
     #[test]
     fn what_changes_something_has_a_dry_run() {
         let tree = command_tree();
@@ -301,7 +302,7 @@ mod tests {
         }
     }
 
-    /// Help that only the author understands is no help.
+    /// Help must describe each verb and option.
     #[test]
     fn every_verb_and_option_says_what_it_is() {
         fn check(command: &clap::Command) {

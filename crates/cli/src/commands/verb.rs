@@ -1,33 +1,33 @@
-//! What makes a verb: its arguments, its examples, and what is done with them; and the tables of verbs.
+//! The definition of a verb (arguments, examples, action), and the tables of verbs.
 
 use crate::args::{Audience, Example, SharedOptions, VerbEntry};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 
-/// The arguments of a verb, and what is done with them.
+/// The arguments of a verb and its action.
 pub(crate) trait Verb: clap::Args {
-    /// Ways to use it, for its help and its manual.
+    /// Examples for its help and manual page.
     const EXAMPLES: &'static [Example];
-    /// Options that all verbs accept, and that do nothing here: its help leaves them out.
+    /// Options that all verbs accept but that have no effect on this one: its help omits them.
     const UNUSED: &'static [SharedOptions] = &[];
     /// The verbs below it.
     const BELOW: &'static [VerbEntry] = &[];
 
-    /// Does it.
+    /// Runs the verb.
     fn run(&self, context: &Context) -> Result<Exit, Error>;
 }
 
-/// A table of verbs, which [`verbs`] makes.
+/// A table of verbs, created by [`verbs`].
 pub(crate) trait VerbSet: clap::Subcommand {
-    /// Its rows, in the order of the help.
+    /// The rows, in the order of the help.
     const TABLE: &'static [VerbEntry];
 
-    /// Does what the verb says that was chosen.
+    /// Runs the selected verb.
     fn run(&self, context: &Context) -> Result<Exit, Error>;
 }
 
-/// The row of a verb.
+/// The table row of a verb.
 pub(crate) const fn entry<V: Verb>(name: &'static str) -> VerbEntry {
     VerbEntry {
         name,
@@ -38,8 +38,8 @@ pub(crate) const fn entry<V: Verb>(name: &'static str) -> VerbEntry {
     }
 }
 
-/// A table of verbs: what each is for, its name, and its arguments. Verbs in `internal` are started by the program itself, and appear in no
-/// help, no manual and no completion.
+/// Defines a table of verbs: description, name and arguments of each. Verbs in `internal` are started by the program
+/// itself, and are hidden from help, manual and completion.
 macro_rules! verbs {
     (
         $vis:vis enum $set:ident {
@@ -73,7 +73,7 @@ macro_rules! verbs {
     };
 }
 
-/// All verbs, in groups: the heading of each group in the help, and its table.
+/// Groups all verbs: the heading of each group in the help, and its table.
 macro_rules! groups {
     ( $( $title:literal => $variant:ident($set:ty), )+ ) => {
         /// All verbs.
@@ -82,13 +82,13 @@ macro_rules! groups {
             $( #[command(flatten)] $variant($set), )+
         }
 
-        /// Their groups, in the order of the help.
+        /// The groups, in the order of the help.
         const GROUPS: &[$crate::args::VerbGroup] = &[
             $( $crate::args::VerbGroup { title: $title, verbs: <$set>::TABLE }, )+
         ];
 
         impl AnyVerb {
-            /// Does what the verb says that was chosen.
+            /// Runs the selected verb.
             pub(crate) fn run(
                 &self,
                 context: &$crate::context::Context,

@@ -1,4 +1,4 @@
-//! A holdfast.toml, found and read for the verbs that use it.
+//! Finds and reads the holdfast.toml for verbs that use it.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -37,15 +37,15 @@ pub struct StateFileArgs {
 }
 
 impl HoldfastFileArgs {
-    /// Its path.
+    /// The path of the file.
     pub fn path(&self, context: &Context) -> PathBuf {
         self.config.clone().unwrap_or_else(|| path(context))
     }
 
-    /// What it says.
+    /// Reads the configuration.
     ///
     /// # Errors
-    /// Anything in it is wrong: half of a configuration must not be used.
+    /// The file contains any error: a partial configuration must not be used.
     pub fn load(&self, context: &Context) -> Result<Config, Error> {
         let path = self.path(context);
         let text = sanoid_file::read_obeyed(&path)?;
@@ -63,7 +63,7 @@ impl HoldfastFileArgs {
 }
 
 impl StateFileArgs {
-    /// The folder: the option, else what systemd says, else the user's own.
+    /// The folder: from the option, otherwise from systemd, otherwise the user's own.
     pub fn folder(&self, context: &Context) -> Result<PathBuf, Error> {
         let of_service = || {
             let folders = context
@@ -83,24 +83,24 @@ impl StateFileArgs {
     }
 }
 
-/// The path, where no option says.
+/// The path if no option gives one.
 pub fn path(context: &Context) -> PathBuf {
     context
         .variable(environment::CONFIG)
         .map_or_else(|| HOLDFAST_TOML.into(), PathBuf::from)
 }
 
-/// Whether a word may be the name of a repository in a holdfast.toml.
+/// Whether a word has the form of a repository name in holdfast.toml.
 pub fn may_be_name(word: &OsStr) -> bool {
     let is_of_name = |letter: char| letter.is_ascii_alphanumeric() || "_-".contains(letter);
     word.to_str()
         .is_some_and(|text| !text.is_empty() && text.chars().all(is_of_name))
 }
 
-/// The repository of that name in holdfast.toml. A path that is there counts before any name.
+/// The repository with this name in holdfast.toml. An existing path takes precedence over a name.
 ///
 /// # Errors
-/// The word may be a name, and what it means is not known since something is wrong with the file.
+/// The word may be a name, but the file is invalid.
 pub fn repository(word: &OsStr, context: &Context) -> Result<Option<ConfiguredRepository>, Error> {
     let file = HoldfastFileArgs { config: None };
     let Some(name) = word.to_str().filter(|_| may_be_name(word)) else {
@@ -112,7 +112,7 @@ pub fn repository(word: &OsStr, context: &Context) -> Result<Option<ConfiguredRe
     Ok(file.load(context)?.repository(name).cloned())
 }
 
-/// The name of the repository in holdfast.toml, where it can be read and has just one.
+/// The name of the only repository in holdfast.toml, if the file can be read and has exactly one.
 pub fn only_repository(context: &Context) -> Option<OsString> {
     let file = HoldfastFileArgs { config: None };
     access(file.path(context), Access::READ_OK).ok()?;
@@ -123,7 +123,7 @@ pub fn only_repository(context: &Context) -> Option<OsString> {
     }
 }
 
-/// Where the password of the repository of that name comes from, where holdfast.toml says that.
+/// The source of the repository's password according to holdfast.toml, if it gives one.
 pub fn password_of(word: &OsStr, context: &Context) -> Result<Option<PasswordSource>, Error> {
     let Some(repository) = repository(word, context)? else {
         return Ok(None);
@@ -133,24 +133,25 @@ pub fn password_of(word: &OsStr, context: &Context) -> Result<Option<PasswordSou
     Ok(file.or_else(|| command.map(|command| PasswordSource::Command(command.into()))))
 }
 
-/// The pool that an address names in holdfast.toml, rather than a host. Jobs have it all on their command lines.
+/// The pool that an address names in holdfast.toml, instead of a host. Jobs have all settings on their command
+/// lines.
 ///
 /// # Errors
-/// The host may be such a name, and what it means is not known since something is wrong with the file.
+/// The host may be such a name, but the file is invalid.
 pub fn pool(address: &XenAddress, context: &Context) -> Result<Option<ConfiguredPool>, Error> {
     let file = HoldfastFileArgs { config: None };
     let is_job = context.variable(environment::JOB).is_some();
     if is_job || !address.may_be_name() || !may_be_name(OsStr::new(&address.host)) {
         return Ok(None);
     }
-    // A user without the right to read the file gets no names from it.
+    // For a user who may not read the file, no names are defined.
     if access(file.path(context), Access::READ_OK).is_err() {
         return Ok(None);
     }
     Ok(file.load(context)?.pool(&address.host).cloned())
 }
 
-/// Where the password of a pool's user comes from, where holdfast.toml says that.
+/// The source of the pool user's password according to holdfast.toml, if it gives one.
 pub fn password_of_pool(pool: &ConfiguredPool) -> Option<PasswordSource> {
     let file = pool
         .password_file
@@ -163,7 +164,7 @@ pub fn password_of_pool(pool: &ConfiguredPool) -> Option<PasswordSource> {
     file.or_else(command)
 }
 
-/// What of a pool is no address, and no fingerprint, each with its line.
+/// Invalid addresses and fingerprints of a pool, each with its line.
 fn refusals_of_pool(pool: &ConfiguredPool) -> Vec<(u32, String)> {
     let place = format!("[pools.{}]", pool.name);
     let mut wrong = Vec::new();
@@ -178,7 +179,7 @@ fn refusals_of_pool(pool: &ConfiguredPool) -> Vec<(u32, String)> {
     wrong
 }
 
-/// The configuration in a text, whose jobs the program can do; or all that is wrong with it, in words.
+/// Parses a configuration and checks its jobs' command lines; returns all errors as text.
 pub fn parse(text: &str, line: &CommandLine) -> Result<Config, Vec<String>> {
     let words = |errors: Vec<ConfigError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>();
     let config = Config::parse(text).map_err(words)?;
@@ -196,7 +197,7 @@ pub fn parse(text: &str, line: &CommandLine) -> Result<Config, Vec<String>> {
         .collect())
 }
 
-/// Why the program would refuse the command line of a job, and the line of the setting that is to blame.
+/// The error that the command line of a job would cause, and the line of the responsible setting.
 fn refusal(config: &Config, job: &Job, line: &CommandLine) -> Option<(u32, String)> {
     let words = std::iter::once("holdfast".to_owned()).chain(config.command(job));
     let error = line.tree().try_get_matches_from(words).err()?;
@@ -218,7 +219,7 @@ fn refusal(config: &Config, job: &Job, line: &CommandLine) -> Option<(u32, Strin
     Some((at, format!("[jobs.{}]: {first}", job.name)))
 }
 
-/// What is hardly meant by a configuration, on this host and now.
+/// Settings that are probably mistakes on this host at this time.
 pub fn doubts(config: &Config, context: &Context) -> Vec<String> {
     let mut doubts: Vec<String> = config.warnings().iter().map(ConfigWarning::to_string).collect();
     for job in config.jobs.iter().filter(|job| job.is_enabled) {
@@ -262,7 +263,7 @@ pub fn doubts(config: &Config, context: &Context) -> Vec<String> {
     doubts
 }
 
-/// Whether a file is a holdfast.toml rather than a sanoid.conf: by the end of its name, else by its first words.
+/// Whether a file is a holdfast.toml rather than a sanoid.conf: by its extension, otherwise by its content.
 pub fn is_holdfast_toml(path: &Path, text: &str) -> bool {
     match path.extension().and_then(|extension| extension.to_str()) {
         Some("toml") => true,
@@ -284,7 +285,7 @@ mod tests {
     use super::{is_holdfast_toml, parse};
     use crate::commands::COMMAND_LINE;
 
-    /// What is shipped as an example can be used as it is, and shows every kind of job and every setting.
+    /// The shipped example is valid and contains every kind of job and every setting.
     #[test]
     fn the_example_is_right_and_complete() {
         let text = include_str!("../../../../packaging/holdfast.toml");
@@ -294,7 +295,7 @@ mod tests {
             "{:?}",
             config.warnings()
         );
-        // All that is commented out is right, too.
+        // The settings that are commented out are valid, too.
         let all: Vec<String> = text.lines().map(uncommented).collect();
         let config = parse(&all.join("\n"), COMMAND_LINE).unwrap();
         for kind in Config::kind_names() {
@@ -308,7 +309,7 @@ mod tests {
         }
     }
 
-    /// `#key = value` and `#[section]` are settings that are switched off; `# words` are words.
+    /// `#key = value` and `#[section]` are disabled settings; `# words` is a comment.
     fn uncommented(line: &str) -> String {
         match line.strip_prefix('#') {
             Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest.to_owned(),
@@ -326,7 +327,7 @@ mod tests {
         );
     }
 
-    /// Each setting of each kind is an option that its verb has.
+    /// Each setting of each kind of job is an option of its verb.
     #[test]
     fn every_setting_of_every_kind_is_an_option_of_its_verb() {
         for line in Config::every_command() {

@@ -1,4 +1,4 @@
-//! What a verb gets: options, environment, and the ways to ask, to show and to answer.
+//! The context of a verb: options, environment, output, and prompts.
 
 pub mod holdfast_file;
 pub mod password;
@@ -30,10 +30,10 @@ use crate::process::log;
 use crate::process::terminal::{ControllingTerminal, StreamKind};
 
 const TIME_ZONE: &str = "TZ";
-/// Where root keeps what programs keep from run to run.
+/// State folder of root.
 const STATE_OF_ROOT: &str = "/var/lib/holdfast/runs";
 
-/// The time zone of this process; UTC, with a warning, where the environment names one that there is not.
+/// The time zone of this process; UTC, with a warning, if the environment names an unknown one.
 fn time_zone(environment: &Environment, console: &Console) -> TimeZone {
     let zone = TimeZone::system();
     match environment.get(TIME_ZONE).map(OsStr::to_string_lossy) {
@@ -47,7 +47,7 @@ fn time_zone(environment: &Environment, console: &Console) -> TimeZone {
     }
 }
 
-/// The world as a verb sees it.
+/// The environment in which a verb runs.
 pub struct Context {
     global: GlobalArgs,
     environment: Environment,
@@ -62,7 +62,7 @@ pub struct Context {
 }
 
 impl Context {
-    /// The world of this process.
+    /// The context of this process.
     pub fn of_process(
         global: GlobalArgs,
         environment: Environment,
@@ -100,7 +100,7 @@ impl Context {
         }
     }
 
-    /// The same world for questions in the background: with this repository, without notes, warnings and progress.
+    /// A context for background queries: with this repository, without notes, warnings and progress.
     #[must_use]
     pub fn silent(&self, repository: RepositoryArgs) -> Self {
         let console = Console::new(
@@ -129,7 +129,7 @@ impl Context {
         }
     }
 
-    /// The command line that the program understands.
+    /// The definition of the command line.
     pub fn command_line(&self) -> &'static CommandLine {
         self.line
     }
@@ -144,22 +144,22 @@ impl Context {
         &self.console
     }
 
-    /// Standard error, for other threads.
+    /// Standard error, shared with other threads.
     pub fn shared_console(&self) -> Arc<Console> {
         Arc::clone(&self.console)
     }
 
-    /// Whether only answers, warnings and errors are wanted.
+    /// Whether notes are suppressed.
     pub fn is_quiet(&self) -> bool {
         self.global.output.quiet
     }
 
-    /// Whether more than usual is wanted.
+    /// Whether more detail is requested.
     pub fn is_verbose(&self) -> bool {
         self.global.output.verbose > 0
     }
 
-    /// Begins to log, where it is asked for.
+    /// Starts logging if it is requested.
     pub fn begin_log(&self) -> Result<(), Error> {
         let sink: Arc<Console> = Arc::clone(&self.console);
         log::begin(
@@ -176,7 +176,7 @@ impl Context {
         })
     }
 
-    /// Says which of several machines comes next; progress shows it from now on.
+    /// Sets the current one of several machines, for the progress display.
     pub fn begin_part(&self, part: Part) {
         *self.part.lock().unwrap_or_else(PoisonError::into_inner) = Some(part);
     }
@@ -189,7 +189,7 @@ impl Context {
         folders.into_iter().find(is_usable).unwrap_or_else(|| "/tmp".into())
     }
 
-    /// The folder of the journal of runs; none where there is no place for it.
+    /// The folder of the journal of runs; `None` if there is no place for it.
     pub fn journal_folder(&self) -> Option<PathBuf> {
         let folder = |name| self.variable(name).map(PathBuf::from);
         if let Some(state) = folder(environment::STATE_FOLDER) {
@@ -201,7 +201,7 @@ impl Context {
         folder(environment::HOME).map(|home| home.join(".local/state/holdfast/runs"))
     }
 
-    /// A variable of the environment.
+    /// The value of an environment variable.
     pub fn variable(&self, name: &str) -> Option<&OsStr> {
         self.environment.get(name)
     }
@@ -211,19 +211,19 @@ impl Context {
         &self.clock
     }
 
-    /// The time zone in which times are read and shown.
+    /// The time zone for parsing and printing times.
     pub fn zone(&self) -> &TimeZone {
         &self.zone
     }
 
-    /// The folder for configurations of the user that we are, where that is known.
+    /// The configuration folder of the current user, if known.
     pub fn configuration_folder(&self) -> Option<PathBuf> {
         let folder = |name: &str| self.variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let own = || Some(folder(environment::HOME)?.join(".config"));
         folder(environment::CONFIGURATION_FOLDER).or_else(own)
     }
 
-    /// Does a job that shows how far it is and that can be interrupted, on so many threads.
+    /// Runs an interruptible job with progress display on the given number of threads.
     pub fn work<T>(
         &self,
         thread_count: usize,
@@ -237,14 +237,14 @@ impl Context {
             clock: &*self.clock,
             thread_count,
         });
-        // An interrupted job may report that as an error of what it read.
+        // An interrupted job may report the interruption as an error of what it read.
         match done {
             Err(error) if says_interrupted(&error) => Err(holdfast_engine::Error::from(Interrupted).into()),
             done => Ok(done?),
         }
     }
 
-    /// The password of the user of a pool, of which holdfast.toml may say where it is.
+    /// The password of a pool's user; holdfast.toml may give its source.
     pub fn pool_password(&self, args: &PoolArgs, configured: Option<&ConfiguredPool>) -> Result<Password, Error> {
         let is_given = args.pool_password_file.is_some() || args.pool_password_command.is_some();
         let configured = configured
@@ -265,7 +265,7 @@ impl Context {
         })?)
     }
 
-    /// A password that is to be new, beside the one that opens the repository.
+    /// A new password, in addition to the one that opens the repository.
     pub fn new_password(&self, args: &NewPasswordArgs) -> Result<Password, Error> {
         let mut warn = |message: &str| self.console.warning(message);
         let read = PasswordSource::choose_new(args).read(PasswordUse::New, &ControllingTerminal, &mut warn);
@@ -275,20 +275,20 @@ impl Context {
         })?)
     }
 
-    /// The password of the repository, from wherever it is to come.
+    /// The password of the repository.
     pub fn password(&self, password_use: PasswordUse) -> Result<Password, Error> {
         let source = self.password_source()?;
         if source == PasswordSource::Prompt && self.variable(environment::JOB).is_some() {
-            // A scheduler has started us: its terminal, if it has one, is not ours.
+            // A scheduler started this process; it must not use the scheduler's terminal.
             return Err(PasswordError::NoTerminal.into());
         }
         let mut warn = |message: &str| self.console.warning(message);
         Ok(source.read(password_use, &ControllingTerminal, &mut warn)?)
     }
 
-    /// A listener for a job, which shows its progress as the options say until it is dropped.
+    /// A listener for a job. It shows progress as the options require, until it is dropped.
     ///
-    /// To be dropped before [`report`](Self::report).
+    /// Must be dropped before [`report`](Self::report).
     pub fn progress(&self) -> RunningProgress {
         let args = &self.global.output;
         let show = match args.progress {
@@ -303,9 +303,9 @@ impl Context {
             .start()
     }
 
-    /// Makes Ctrl-C a request to stop, which the job looks at; to be called when the job begins.
+    /// Turns Ctrl-C into a stop request that the job checks; to be called when the job begins.
     ///
-    /// Once the job has ended with `Interrupted`, the program ends by the signal that asked for it.
+    /// When a job ends with `Interrupted`, the program ends itself with the signal that requested the stop.
     pub fn interrupt(&self) -> Result<Interrupt, Error> {
         if let Some(listener) = self.listener.get() {
             return Ok(listener.interrupt().clone());
@@ -325,7 +325,8 @@ impl Context {
         Ok(self.listener.get_or_init(|| listener).interrupt().clone())
     }
 
-    /// The question whether a signal asked to stop. Where no job has begun a signal ends the program, and there is nothing to ask.
+    /// A function that returns whether a signal requested a stop. Before a job begins, a signal ends the program
+    /// directly.
     pub fn stop_question(&self) -> Arc<dyn Fn() -> bool + Send + Sync> {
         match self.listener.get() {
             Some(listener) => listener.interrupt().question(),
@@ -333,12 +334,12 @@ impl Context {
         }
     }
 
-    /// The signal that asked the job to stop.
+    /// The signal that requested the stop.
     pub fn signal(&self) -> Option<i32> {
         self.listener.get().and_then(Listener::signal)
     }
 
-    /// Prints the answer of a verb.
+    /// Prints the report of a verb.
     pub fn report(&self, report: &impl Report) -> Result<Exit, Error> {
         let warnings = self.console.warnings();
         let exit = report.exit().with_warning_count(warnings.len());
@@ -351,7 +352,7 @@ impl Context {
     }
 }
 
-/// Whether an error comes from an interruption, however deep in the chain of causes.
+/// Whether an interruption is in the chain of causes of an error.
 fn says_interrupted(error: &(dyn std::error::Error + 'static)) -> bool {
     // `source` of an I/O error does not return the error that it wraps.
     let held = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);

@@ -1,4 +1,4 @@
-//! Where the password of a repository comes from, and the memory it lives in.
+//! The source of a password, and its protected memory.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -15,16 +15,16 @@ use crate::process::command::run_shell;
 use crate::process::environment::{self, Environment};
 use crate::process::terminal::Prompt;
 
-/// What the places are called from which the password of a repository may come.
+/// The names of the sources of a password.
 struct Places {
     options: [&'static str; 2],
-    /// File, command and password.
+    /// Variables for file, command and password.
     variables: [&'static str; 3],
     /// The systemd credential.
     credential: &'static str,
 }
 
-/// Those of the repository that the program works on.
+/// Sources for the repository of the command.
 const PLACES: Places = Places {
     options: ["--password-file", "--password-command"],
     variables: [
@@ -35,7 +35,7 @@ const PLACES: Places = Places {
     credential: "holdfast.password",
 };
 
-/// Those of the repository that is copied to.
+/// Sources for the repository that is copied to.
 const PLACES_TO: Places = Places {
     options: ["--to-password-file", "--to-password-command"],
     variables: [
@@ -46,7 +46,7 @@ const PLACES_TO: Places = Places {
     credential: "holdfast.to-password",
 };
 
-/// Those of the user of a pool of XenServer.
+/// Sources for the user of a XenServer pool.
 const PLACES_OF_POOL: Places = Places {
     options: ["--pool-password-file", "--pool-password-command"],
     variables: [
@@ -59,7 +59,7 @@ const PLACES_OF_POOL: Places = Places {
 
 /// A password; its memory is overwritten when it is dropped.
 ///
-/// Any bytes but line ends: what a key file holds need not be text.
+/// Any bytes but line ends: a key file need not contain text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Password {
     bytes: Zeroizing<Vec<u8>>,
@@ -71,7 +71,7 @@ impl Password {
         &self.bytes
     }
 
-    /// Accepts what was read from somewhere, without its line end.
+    /// Accepts a line from `origin`, without its line end.
     pub fn from_line(mut bytes: Zeroizing<Vec<u8>>, origin: &str) -> Result<Self, PasswordError> {
         if bytes.last() == Some(&b'\r') {
             bytes.pop();
@@ -96,20 +96,20 @@ impl std::fmt::Debug for Password {
     }
 }
 
-/// What the password is for.
+/// The purpose of a password.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PasswordUse {
-    /// To open what exists: one entry.
+    /// To open something existing: entered once.
     Existing,
-    /// To open another repository than the one that the program works on.
+    /// To open a second repository.
     Other,
     /// To log in to a pool of XenServer.
     Pool,
-    /// To protect something from now on: a person enters it twice.
+    /// To protect something from now on: entered twice.
     New,
 }
 
-/// Where the password comes from.
+/// The source of a password.
 #[derive(Clone, PartialEq, Eq)]
 pub enum PasswordSource {
     /// The first line of a file.
@@ -118,16 +118,17 @@ pub enum PasswordSource {
     Command(OsString),
     /// The environment.
     Environment(Password),
-    /// A credential of the systemd service that we are.
+    /// A credential of this systemd service.
     Credential(PathBuf),
-    /// A person.
+    /// A prompt on the terminal.
     Prompt,
 }
 
 impl PasswordSource {
-    /// Decides between options, environment, systemd credential and terminal, in this order.
+    /// Selects the source: options, environment, systemd credential, terminal, in this order.
     ///
-    /// Two options, or two of the three environment variables, are an error: the one that was forgotten would decide.
+    /// Two options, or two of the three environment variables, are an error, since one of them was probably
+    /// forgotten.
     pub fn choose(args: &PasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
         let options = (args.password_file.as_deref(), args.password_command.as_deref());
         Self::choose_from(&PLACES, options, environment)
@@ -180,7 +181,7 @@ impl PasswordSource {
         }
     }
 
-    /// The same for the repository that a new one is made like: the environment holds only that of the new one.
+    /// The same for the repository given by `--like`: the environment applies only to the new repository.
     pub fn choose_like(args: &LikePasswordArgs) -> Self {
         match (&args.like_password_file, &args.like_password_command) {
             (Some(file), _) => Self::File(file.clone()),
@@ -189,7 +190,8 @@ impl PasswordSource {
         }
     }
 
-    /// The same for a password that comes beside the one that opens the repository: the environment holds only that one.
+    /// The same for a new password in addition to the one that opens the repository: the environment applies only to
+    /// the latter.
     pub fn choose_new(args: &NewPasswordArgs) -> Self {
         match (&args.new_password_file, &args.new_password_command) {
             (Some(file), _) => Self::File(file.clone()),
@@ -198,7 +200,7 @@ impl PasswordSource {
         }
     }
 
-    /// Fetches the password; `warn` gets what a person should know about how it is kept.
+    /// Reads the password; `warn` receives warnings about how it is stored.
     pub fn read(
         &self,
         password_use: PasswordUse,
@@ -207,7 +209,7 @@ impl PasswordSource {
     ) -> Result<Password, PasswordError> {
         match self {
             Self::File(path) => read_file(path, warn),
-            // systemd guards its credentials itself, and shows modes that do not say which users have access.
+            // systemd protects its credentials itself, and their modes do not show which users have access.
             Self::Credential(path) => read_file(path, &mut |_| {}),
             Self::Command(command) => read_command(command),
             Self::Environment(password) => Ok(password.clone()),
@@ -216,7 +218,7 @@ impl PasswordSource {
     }
 }
 
-/// The credential's file, where systemd gives one.
+/// The credential's file, if systemd provides one.
 fn credential(name: &str, environment: &Environment) -> Option<PathBuf> {
     let path = Path::new(environment.get(environment::CREDENTIALS_DIRECTORY)?).join(name);
     path.exists().then_some(path)
@@ -242,7 +244,7 @@ fn read_file(path: &Path, warn: &mut dyn FnMut(&str)) -> Result<Password, Passwo
     Password::from_line(line, &path.display().to_string())
 }
 
-/// Invisible bytes of the line that count as part of the password: a byte order mark, or blanks at its start or end.
+/// Warns of invisible bytes in the password: a byte order mark, or blanks at its start or end.
 fn untypable_warning(path: &Path, line: &[u8]) -> Option<String> {
     const MARK: &[u8] = "\u{feff}".as_bytes();
     let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -259,7 +261,7 @@ fn untypable_warning(path: &Path, line: &[u8]) -> Option<String> {
     ))
 }
 
-/// What is wrong with the mode of a file with a secret.
+/// Warns if the mode of a file with a secret is too open.
 pub fn private_file_warning(path: &Path, mode: u32, what: &str) -> Option<String> {
     let (read, written) = (mode & 0o044 != 0, mode & 0o022 != 0);
     let can_be = match (read, written) {
@@ -308,9 +310,10 @@ fn ask(password_use: PasswordUse, prompt: &dyn Prompt) -> Result<Password, Passw
     }
 }
 
-/// Reads up to the first line end, in one buffer that never moves, so that no copy stays behind.
+/// Reads up to the first line end into one buffer that is never reallocated, so that no copy remains in
+/// memory.
 ///
-/// A line that is too long comes back longer than [`PASSWORD_BYTES_MAX`] and not in full.
+/// A line that is too long is returned truncated, but longer than [`PASSWORD_BYTES_MAX`].
 fn first_line(reader: &mut dyn Read) -> std::io::Result<Zeroizing<Vec<u8>>> {
     let mut buffer = Zeroizing::new(vec![0; PASSWORD_BYTES_MAX + 2]);
     let mut filled = 0;

@@ -1,4 +1,4 @@
-//! The repository of a verb, and the way into it.
+//! Location and opening of a verb's repository.
 
 use std::ffi::{OsStr, OsString};
 use std::sync::Arc;
@@ -17,12 +17,13 @@ use crate::process::terminal::ControllingTerminal;
 use crate::process::time;
 
 impl Context {
-    /// Whether the command line names a repository; the environment may name one for all commands.
+    /// Whether the command line names a repository; a repository in the environment applies to all commands.
     pub fn is_repository_named(&self) -> bool {
         self.global.repository.repository.is_some()
     }
 
-    /// What names the repository: the option, the environment, or the only one that holdfast.toml has.
+    /// The word for the repository: from the option, the environment, or the only repository in
+    /// holdfast.toml.
     fn repository_word(&self) -> Result<OsString, Error> {
         match self.global.repository.location(&self.environment) {
             Err(Error::NoRepository) => holdfast_file::only_repository(self).ok_or(Error::NoRepository),
@@ -30,15 +31,15 @@ impl Context {
         }
     }
 
-    /// Where the repository is: a path, or what holdfast.toml says of a name.
+    /// The location of the repository: a path, or the location of a name in holdfast.toml.
     pub fn repository(&self) -> Result<OsString, Error> {
         let word = self.repository_word()?;
         let configured = holdfast_file::repository(&word, self)?;
         Ok(configured.map_or(word, |repository| repository.path.into()))
     }
 
-    /// Where the password of the repository comes from: what an option says, else what holdfast.toml says of a repository that is named,
-    /// else what is left.
+    /// The source of the repository's password: an option, otherwise holdfast.toml for a named repository, otherwise
+    /// the environment or a prompt.
     pub(super) fn password_source(&self) -> Result<PasswordSource, Error> {
         let args = &self.global.repository.password;
         if args.password_file.is_none() && args.password_command.is_none() {
@@ -50,8 +51,8 @@ impl Context {
         Ok(PasswordSource::choose(args, &self.environment)?)
     }
 
-    /// Whether the password is given for just this repository: by an option, in holdfast.toml, or as the password itself. A file or command of the
-    /// environment is often set for all that a user or service does.
+    /// Whether the password is meant for this repository: it comes from an option, holdfast.toml, or a variable with
+    /// the password itself. A variable for a file or command is often set for everything that a user or service runs.
     pub fn is_password_of_this_repository(&self) -> Result<bool, Error> {
         let args = &self.global.repository.password;
         let is_said = self.variable(environment::PASSWORD).is_some();
@@ -62,7 +63,7 @@ impl Context {
         Ok(holdfast_file::password_of(&word, self)?.is_some())
     }
 
-    /// What the repository needs from the world beside its store.
+    /// The services that a repository needs besides its store.
     pub fn environment(&self) -> Environment {
         Environment {
             randomness: Arc::new(SystemRandomness),
@@ -71,10 +72,10 @@ impl Context {
         }
     }
 
-    /// Where the repository is.
+    /// The location of an existing repository.
     ///
     /// # Errors
-    /// A word that is neither a path that is there, nor a name in holdfast.toml.
+    /// The word is neither an existing path nor a name in holdfast.toml.
     pub fn location(&self) -> Result<Location, Error> {
         let word = self.repository_word()?;
         let location = self.new_location()?;
@@ -86,13 +87,14 @@ impl Context {
         Ok(location)
     }
 
-    /// Where the repository is, which need not be there yet.
+    /// The location of a repository that need not exist yet.
     pub fn new_location(&self) -> Result<Location, Error> {
         let location = self.remembered(Location::parse(&self.repository()?)?);
         Ok(location.with_key_slot(self.global.repository.password.key_slot))
     }
 
-    /// A location with what this host remembers of it: which key slot opened, and which repository it is.
+    /// Adds what this host remembers of a location: the key slot that opened last, and the id of the
+    /// repository.
     pub fn remembered(&self, location: Location) -> Location {
         let memory = self
             .journal_folder()
@@ -100,14 +102,14 @@ impl Context {
         location.with_slot_memory(memory.as_deref())
     }
 
-    /// The repository, opened; asks for its password if it needs one.
+    /// Opens the repository; asks for its password if needed.
     pub fn open_repository(&self) -> Result<Repository, Error> {
         let location = self.location()?;
         let password = self.unlocking_password(&location)?;
         self.open_with(&location, password.as_ref())
     }
 
-    /// The repository at `location`, opened with its password.
+    /// Opens the repository at `location` with its password.
     pub fn open_with(&self, location: &Location, password: Option<&Password>) -> Result<Repository, Error> {
         let unlock = password.map_or(Unlock::Nothing, |password| Unlock::Password(password.as_bytes()));
         let repository = holdfast_engine::open(location, unlock, &self.environment(), &*self.progress())?;
@@ -118,7 +120,8 @@ impl Context {
         Ok(repository)
     }
 
-    /// The repository at `location`, opened with its key by a process that another Holdfast process has started, which has checked it.
+    /// Opens the repository at `location` with its key. Another Holdfast process started this one and has already
+    /// verified the repository.
     pub fn open_by_key(&self, location: &Location, key: &Password) -> Result<Repository, Error> {
         let unlock = Unlock::Password(key.as_bytes());
         let repository = holdfast_engine::open(location, unlock, &self.environment(), &*self.progress())?;
@@ -131,10 +134,10 @@ impl Context {
         repository.warn_of_damage(move |message| console.warning(&format!("{message}; run holdfast repair")));
     }
 
-    /// The password that opens the repository at `location`; none where it asks for none.
+    /// The password that opens the repository at `location`; `None` if it needs none.
     ///
-    /// A password that an option gives is used in any case: an attacker with write access to the store could have made the repository look open. A
-    /// file or command of the environment may be there for other repositories.
+    /// A password from an option is always used: an attacker with write access to the store could make an encrypted
+    /// repository look open. A file or command in the environment may be meant for other repositories.
     pub fn unlocking_password(&self, location: &Location) -> Result<Option<Password>, Error> {
         let source = self.password_source()?;
         if source == PasswordSource::Prompt && protection(location)? == Protection::Open {
@@ -148,7 +151,7 @@ impl Context {
         self.password(PasswordUse::Existing).map(Some)
     }
 
-    /// Whether the repository opens without a question to a person, and without a command that may ask one.
+    /// Whether the repository opens without a prompt, and without a command that might prompt.
     pub fn opens_without_question(&self) -> bool {
         match self.password_source() {
             Ok(PasswordSource::File(_) | PasswordSource::Environment(_) | PasswordSource::Credential(_)) => true,
@@ -160,8 +163,7 @@ impl Context {
         }
     }
 
-    /// Another repository than the one that the program works on, opened; asks for its password if it needs one. `options` are those
-    /// that give it.
+    /// Opens a second repository; asks for its password if needed. `options` are the options that provide the password.
     pub fn open_other(
         &self,
         location: &Location,
@@ -180,7 +182,7 @@ impl Context {
         self.open_with(location, Some(&password))
     }
 
-    /// Where snapshots are copied to: the option, else the environment.
+    /// The target of a copy: from the option, otherwise from the environment.
     pub fn other_location(&self, option: Option<&OsStr>) -> Result<Location, Error> {
         let location = option.or_else(|| self.variable(environment::TO_REPOSITORY));
         let missing = || {
@@ -195,7 +197,7 @@ impl Context {
         Ok(self.remembered(location))
     }
 
-    /// Where the password of the repository comes from that is copied to.
+    /// The source of the target repository's password.
     pub fn password_to(&self, to: Option<&OsStr>, args: &ToPasswordArgs) -> Result<PasswordSource, Error> {
         if args.to_password_file.is_none()
             && args.to_password_command.is_none()

@@ -1,4 +1,4 @@
-//! A sanoid.conf, read for the verbs that use it.
+//! Reads the sanoid.conf for verbs that use it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use holdfast_policy::sanoid::{SanoidConfig, SanoidError};
 
 use crate::errors::{Error, Kind};
 
-/// Where sanoid has its configuration.
+/// Default path of sanoid's configuration.
 pub const SANOID_CONF: &str = "/etc/sanoid/sanoid.conf";
 
 /// Which file.
@@ -18,7 +18,7 @@ pub struct SanoidFileArgs {
     pub file: PathBuf,
 }
 
-/// The text of a file.
+/// Reads the text of a file.
 pub fn read(path: &Path) -> Result<String, Error> {
     std::fs::read_to_string(path).map_err(|source| Error::File {
         action: "read",
@@ -27,16 +27,16 @@ pub fn read(path: &Path) -> Result<String, Error> {
     })
 }
 
-/// The text of a file that is obeyed.
+/// Reads the text of a file whose settings are executed.
 ///
 /// # Errors
-/// Others than root, or the user that we are, have a say in it.
+/// Users other than root and the current user can change it.
 pub fn read_obeyed(path: &Path) -> Result<String, Error> {
     refuse_written_by_others(path)?;
     read(path)
 }
 
-/// Refuses a file in which others have a say.
+/// Returns an error if other users can change the file.
 pub fn refuse_written_by_others(path: &Path) -> Result<(), Error> {
     let why = why_untrusted(path).map_err(|source| Error::File {
         action: "look at",
@@ -52,10 +52,10 @@ pub fn refuse_written_by_others(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// The policy in a file.
+/// Parses the policy in a file.
 ///
 /// # Errors
-/// Anything in it is wrong: half of a policy must not be used.
+/// The file contains any error: a partial policy must not be used.
 pub fn parse(args: &SanoidFileArgs) -> Result<SanoidConfig, Error> {
     let text = read_obeyed(&args.file)?;
     SanoidConfig::parse(&text).map_err(|errors| {

@@ -1,4 +1,4 @@
-//! Programs of others, where the user's path leads to them.
+//! Looks up other programs in PATH.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::context::Context;
 use crate::process::environment;
 
-/// The program of this name.
+/// The path of the program with this name.
 pub fn find(name: &str, context: &Context) -> Option<PathBuf> {
     let path = context.variable(environment::PATH)?;
     let is_program = |path: &Path| {

@@ -1,4 +1,4 @@
-//! Messages to systemd from a service that it supervises: sd_notify(3), which is a datagram to a socket.
+//! Messages to systemd with sd_notify(3), which sends datagrams to a socket.
 
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,15 +11,15 @@ use crate::context::Context;
 use crate::output::printable;
 use crate::process::environment;
 
-/// The service manager, where there is one.
+/// The service manager, if this process is a service.
 pub struct Service {
     socket: Option<(UnixDatagram, SocketAddr)>,
-    /// How long it waits for a sign of life.
+    /// The timeout of its watchdog.
     watchdog: Option<Duration>,
 }
 
 impl Service {
-    /// As the environment says.
+    /// Reads the environment.
     pub fn of(context: &Context) -> Self {
         let address =
             context
@@ -38,7 +38,7 @@ impl Service {
         }
     }
 
-    /// How often it wants a sign of life.
+    /// The interval in which the watchdog must be notified.
     pub fn watchdog_interval(&self) -> Option<Duration> {
         self.watchdog.map(|watchdog| watchdog / 3)
     }
@@ -52,23 +52,23 @@ impl Service {
             ServiceState::Stopping => "STOPPING=1".to_owned(),
         };
         if let Some((socket, address)) = &self.socket {
-            // An error is ignored: if systemd expects messages, its watchdog notices that none come.
+            // Errors are ignored: if systemd expects messages, its watchdog detects their absence.
             socket.send_to_addr(text.as_bytes(), address).ok();
         }
     }
 }
 
-/// What reads standard error.
+/// The reader of standard error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogReader {
-    /// The journal of systemd, which takes the severity from the beginning of a line.
+    /// The journal of systemd, which reads the severity from the prefix of a line.
     Journal,
-    /// A person, or a file.
+    /// A terminal or a file.
     Plain,
 }
 
 impl LogReader {
-    /// As the environment says.
+    /// Reads the environment.
     pub fn of(context: &Context) -> Self {
         match context.variable(environment::JOURNAL_STREAM) {
             Some(_) => Self::Journal,
@@ -77,7 +77,7 @@ impl LogReader {
     }
 }
 
-/// A message as a line for its reader.
+/// Formats a message for the reader.
 pub fn line(severity: Severity, text: &str, reader: LogReader) -> String {
     let text = printable(text);
     match (severity, reader) {

@@ -1,5 +1,5 @@
-//! Standard input and output of disks and archives: their other end may stall for long, and an interrupted job must end,
-//! meanwhile.
+//! Standard input and output of disks and archives. Their other end may block for long; an interrupted job must end
+//! nevertheless.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Read, Write};
@@ -18,7 +18,7 @@ const PATIENCE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 200_000_000,
 };
-/// So much a pipe always takes that takes anything at all.
+/// The number of bytes that a pipe accepts at once if it accepts any.
 const PIECE_BYTES: usize = 4096;
 
 /// Standard output, as a file, without line buffering.
@@ -28,18 +28,19 @@ pub struct StandardOutput {
     interrupt: Interrupt,
 }
 
-/// How much is written at once.
+/// How much is written in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// All of it: a file is never in want of a reader.
+    /// Everything: a file never blocks.
     AtOnce,
-    /// As much as there is room for.
+    /// As much as fits, without blocking.
     WithoutWaiting,
-    /// Little: once there is any room, this does not have to wait.
+    /// Small pieces: when there is any room, such a write does not block.
     InPieces,
 }
 
-/// Refuses to send the bytes of disks and archives to a terminal, which would take some of them for commands.
+/// Returns an error if disk or archive data would go to a terminal, which would interpret parts of it as
+/// commands.
 pub fn refuse_terminal() -> Result<(), Error> {
     if std::io::stdout().is_terminal() {
         return Err(Error::usage(
@@ -60,7 +61,7 @@ impl StandardOutput {
     fn of(file: File, interrupt: Interrupt) -> std::io::Result<Self> {
         let kind = file.metadata()?.file_type();
         let (file, way) = if kind.is_fifo() {
-            // Opened once more: another process with the same end must not see it become non-blocking.
+            // Reopened: another process with the same pipe must not be affected by the non-blocking mode.
             let path = format!("/proc/self/fd/{}", file.as_raw_fd());
             let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
             match File::options().write(true).custom_flags(nonblocking).open(path) {
@@ -97,16 +98,16 @@ impl Write for StandardOutput {
     }
 }
 
-/// A file or pipe that is read.
+/// A file or pipe that is read; an interrupt ends a read that blocks.
 pub struct PatientInput {
     file: File,
     interrupt: Interrupt,
-    /// Bytes that have to come still: of a file, as many as it had when it was opened.
+    /// Remaining bytes: for a file, based on its size when it was opened.
     left_bytes: u64,
 }
 
 impl PatientInput {
-    /// A stream, which ends where it does.
+    /// A stream, which ends at its end of file.
     pub fn new(file: File, interrupt: Interrupt) -> Self {
         Self {
             file,
@@ -115,13 +116,13 @@ impl PatientInput {
         }
     }
 
-    /// Standard input of this process, which may be closed: then reading fails.
+    /// Standard input of this process. If it is closed, reading fails.
     pub fn of_standard_input(context: &Context) -> Result<Self, Error> {
         let file = std::io::stdin().as_fd().try_clone_to_owned();
         Ok(Self::new(File::from(file.map_err(Error::Stdin)?), context.interrupt()?))
     }
 
-    /// A file that was just opened. It may grow while it is read; what is cut off of it meanwhile is not taken for its end.
+    /// A file that was just opened. It may grow while it is read; a file that is truncated meanwhile is an error.
     pub fn of_file(file: File, interrupt: Interrupt) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
         let left_bytes = if metadata.is_file() { metadata.len() } else { 0 };
@@ -152,7 +153,7 @@ pub fn standard_input() -> Result<File, Error> {
     Ok(File::from(file.map_err(Error::Stdin)?))
 }
 
-/// Refuses to read a standard input that was closed: there is nothing in its place, and that would be taken for all there is.
+/// Returns an error if standard input is closed; otherwise it would be mistaken for empty input.
 pub fn open_input() -> Result<(), Error> {
     if StandardStream::Input.was_closed() {
         return Err(Error::usage(
@@ -163,7 +164,7 @@ pub fn open_input() -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses to work where the answer cannot be delivered.
+/// Returns an error if the output cannot be delivered.
 pub fn open_output() -> Result<(), Error> {
     if StandardStream::Output.was_closed() {
         return Err(Error::usage(
@@ -174,7 +175,8 @@ pub fn open_output() -> Result<(), Error> {
     Ok(())
 }
 
-/// The result of a job that writes to standard output. An interrupted job is reported as interrupted, not by the error of its stream.
+/// The result of a job that writes to standard output. An interrupted job is reported as interrupted, not as an error
+/// of its stream.
 pub fn stopped_or<T>(done: holdfast_engine::Result<T>, job: Job<'_>) -> holdfast_engine::Result<T> {
     if done.is_err() {
         job.interrupt.check()?;
@@ -222,7 +224,8 @@ mod tests {
         }
     }
 
-    /// All data arrives, for every size of write; and an interrupted job ends, though there is no reader.
+    /// All data arrives, for every size of write; and an interrupted job ends although the pipe has no
+    /// reader.
     #[test]
     fn no_thread_waits_for_a_reader_that_stands_still() {
         let (reader, writer) = std::io::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! From the kind of an error to an exit code, a word for scripts, and a hint what to do next.
+//! Maps kinds of errors to an exit code, a word for scripts, and a hint.
 //!
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
@@ -50,19 +50,19 @@ const HINT_WRITE_ANEW: &str =
     "--force instead of --in-place writes a new image in its place; if it is a raw disk, give --format raw";
 pub(super) const HINT_PERMISSION: &str = "run it as root, or as a user with the permission";
 
-/// What to make of an error.
+/// The advice on an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advice {
-    /// How the program ends.
+    /// The exit code.
     pub exit: Exit,
     /// A stable word for scripts.
     pub kind: Kind,
-    /// What a person may do next.
+    /// What the user can do next.
     pub hint: Option<String>,
 }
 
 impl Error {
-    /// What to make of it.
+    /// The advice on this error.
     pub fn advice(&self) -> Advice {
         match self {
             Self::NoRepositoryOfName { .. } => advice(
@@ -297,7 +297,7 @@ fn engine_advice(error: &JobError) -> Advice {
     }
 }
 
-/// Errors about what is written to.
+/// Errors of targets.
 fn target_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
@@ -413,7 +413,7 @@ pub(super) fn device_advice(error: &DeviceError) -> Advice {
         DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
         DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),
         DeviceError::Unsupported { .. } => plain(Exit::Error, Kind::Unsupported),
-        // A device that is made of a repository: what counts is what the repository says.
+        // For a device on top of a repository, the repository's error decides.
         DeviceError::Layer(inner) => inner
             .downcast_ref::<StoreError>()
             .map(store_advice)
@@ -527,7 +527,7 @@ mod tests {
         }
     }
 
-    /// A script that alerts on damage must hear of it from however deep it comes.
+    /// Damage is reported as damage at every depth of the error chain, so that monitoring scripts detect it.
     #[test]
     fn damage_is_damage_at_every_depth() {
         let short = || StoreError::TooLarge {

@@ -1,6 +1,6 @@
-//! Kinds of errors, as scripts tell them apart.
+//! Kinds of errors, for scripts.
 
-/// What kind of error it is; `docs/json.md` explains the words.
+/// The kind of an error; `docs/json.md` explains the words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Options that contradict each other.
@@ -9,25 +9,25 @@ pub enum Kind {
     NoRepository,
     /// No password is given, and there is no terminal to ask at.
     NoPassword,
-    /// The password cannot be had from where it should come.
+    /// The password cannot be read from its source.
     Password,
     /// A machine, disk or snapshot cannot have this name.
     BadName,
     /// There is nothing of that name.
     NotFound,
-    /// More than one snapshot could be meant.
+    /// More than one snapshot matches.
     Ambiguous,
-    /// A person or the system stopped the job.
+    /// The user or the system stopped the job.
     Interrupted,
-    /// The operating system, or a connection, refused.
+    /// The operating system or a connection reported an error.
     Io,
     /// The target is full.
     NoSpace,
-    /// The user, or the medium, may not be read or written.
+    /// Reading or writing is not permitted.
     Permission,
     /// The medium or a format lacks what is needed.
     Unsupported,
-    /// There is no repository where it should be.
+    /// There is no repository at the location.
     NoSuchRepository,
     /// The password, key file or paper key does not open the repository.
     WrongPassword,
@@ -35,20 +35,20 @@ pub enum Kind {
     Key,
     /// Written by a newer program.
     NewerFormat,
-    /// It would do harm that cannot be intended.
+    /// The request would do harm that is probably unintended.
     Refused,
-    /// There is something already where something new should be made.
+    /// The target exists already.
     Exists,
-    /// A new password that is found at once.
+    /// A new password that is easy to guess.
     WeakPassword,
-    /// Another process is at work.
+    /// Another process holds the lock.
     Locked,
     /// Stored data is damaged.
     Damage,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 21] = [
         Self::Usage,
         Self::NoRepository,
@@ -73,7 +73,7 @@ impl Kind {
         Self::Damage,
     ];
 
-    /// The word in JSON documents: it never changes.
+    /// The word in JSON documents; it never changes.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Usage => "usage",
@@ -105,7 +105,7 @@ impl Kind {
 mod tests {
     use super::Kind;
 
-    /// What the documents describe is what there is: no word more, none less.
+    /// The documentation lists exactly the existing words.
     #[test]
     fn every_word_is_documented() {
         let text = include_str!("../../../../docs/json.md");

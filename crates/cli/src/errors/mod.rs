@@ -1,7 +1,7 @@
-//! What can go wrong in the program, and what to tell a person about it.
+//! Errors of the program, and the advice on them.
 //!
-//! [`Error::advice`] (in `advice.rs`) is the one place that turns the kinds of errors of all crates into an exit code, a
-//! word for scripts and a hint what to do next.
+//! [`Error::advice`] (in `advice.rs`) is the only place that maps the errors of all crates to an exit code, a word for
+//! scripts and a hint.
 
 mod advice;
 mod kind;
@@ -33,15 +33,15 @@ pub enum Error {
         /// The holdfast.toml.
         config: std::path::PathBuf,
     },
-    /// A file that says what is done can be written by others.
+    /// Other users can change a file whose settings are executed.
     #[error("{} is not trusted: {why}", path.display())]
     NotObeyed {
         /// The file.
         path: std::path::PathBuf,
-        /// Why, and how it can be done.
+        /// The reason.
         why: String,
     },
-    /// The verb's answer is data, not a report.
+    /// The verb's output is data, not a report.
     #[error("{command} prints data, which --json cannot hold")]
     NoJson {
         /// The verb.
@@ -50,60 +50,60 @@ pub enum Error {
     /// There is no password.
     #[error(transparent)]
     Password(#[from] PasswordError),
-    /// A machine, disk or snapshot is called what none can be called.
+    /// The name of a machine, disk or snapshot is invalid.
     #[error(transparent)]
     Name(#[from] NameError),
-    /// A name means no snapshot, or more than one.
+    /// A name matches no snapshot, or more than one.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// A person stopped the job.
+    /// The user stopped the job.
     #[error(transparent)]
     Interrupted(#[from] Interrupted),
     /// A disk, an image or a snapshot cannot be read or written.
     #[error(transparent)]
     Device(#[from] holdfast_block::Error),
-    /// The place where the repository is kept does not do what it should.
+    /// The storage of the repository does not work as required.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The keys of the repository do not open it, or cannot be changed.
     #[error(transparent)]
     Key(#[from] KeyError),
-    /// A job ended for a reason that none of the above says.
+    /// A job ended for another reason.
     #[error(transparent)]
     Engine(holdfast_engine::Error),
-    /// Options that make no sense together.
+    /// Options that contradict each other.
     #[error("{what}")]
     Usage {
-        /// What is wrong.
+        /// The problem.
         what: Cow<'static, str>,
         /// What to do instead.
         hint: Cow<'static, str>,
     },
-    /// The command line makes sense, and what it means cannot be done: with what is there, it never can.
+    /// The command line is valid, but the request can never succeed in the present state.
     #[error("{what}")]
     Refused {
-        /// How scripts tell it apart.
+        /// The kind for scripts.
         kind: Kind,
         /// Why.
         what: Cow<'static, str>,
         /// What to do instead.
         hint: Cow<'static, str>,
     },
-    /// Retention cannot be simulated so.
+    /// The retention cannot be simulated with these values.
     #[error(transparent)]
     Simulation(#[from] holdfast_policy::SimulationError),
-    /// A pattern, a tag or "all" means no machine.
+    /// A pattern, a tag or "all" matches no machine.
     #[error("no machine at {uri} matches {said}")]
     NoMachines {
         /// The word as given.
         said: String,
-        /// Where libvirt is.
+        /// The address of libvirt.
         uri: String,
     },
     /// A file that the verb itself reads or writes.
     #[error("{action} {}", path.display())]
     File {
-        /// What was tried: "read", "write".
+        /// The attempted action: "read", "write".
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -113,19 +113,19 @@ pub enum Error {
     /// The answer cannot be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
-    /// Standard input is not to be had.
+    /// Standard input cannot be used.
     #[error("look at standard input")]
     Stdin(#[source] std::io::Error),
     /// The answer has no JSON form.
     #[error("write the answer as JSON")]
     Json(#[source] serde_json::Error),
-    /// The operating system refuses to tell of signals.
+    /// The signal handlers cannot be installed.
     #[error("listen for Ctrl-C")]
     Signals(#[source] std::io::Error),
 }
 
 impl Error {
-    /// Options that make no sense together: what is wrong, and what to do instead.
+    /// An error for options that contradict each other: the problem and the solution.
     pub fn usage(what: impl Into<Cow<'static, str>>, hint: impl Into<Cow<'static, str>>) -> Self {
         Self::Usage {
             what: what.into(),
@@ -135,7 +135,8 @@ impl Error {
 }
 
 impl Error {
-    /// Something that cannot be done with what is there: how scripts tell it apart, why, and what to do instead.
+    /// An error for a request that cannot succeed in the present state: its kind for scripts, the reason, and
+    /// the solution.
     pub fn refused(kind: Kind, what: impl Into<Cow<'static, str>>, hint: impl Into<Cow<'static, str>>) -> Self {
         Self::Refused {
             kind,
@@ -144,7 +145,7 @@ impl Error {
         }
     }
 
-    /// Whether a machine is not there, or not any more.
+    /// Whether the error means that a machine does not exist (any more).
     pub fn is_no_such_machine(&self) -> bool {
         let Self::Engine(holdfast_engine::Error::Host(error)) = self else {
             return false;
@@ -153,7 +154,7 @@ impl Error {
     }
 }
 
-/// What an error is does not depend on how many levels it passed on its way here.
+/// The kind of an error does not depend on the number of levels it passed through.
 impl From<holdfast_engine::Error> for Error {
     fn from(error: holdfast_engine::Error) -> Self {
         use holdfast_engine::Error as Job;

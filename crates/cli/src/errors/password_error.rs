@@ -1,4 +1,4 @@
-//! Why there is no password.
+//! Why a password is not available.
 
 use std::path::PathBuf;
 
@@ -7,16 +7,16 @@ use crate::process::command::CommandError;
 /// Longest password, in bytes.
 pub const PASSWORD_BYTES_MAX: usize = 4096;
 
-/// Why there is no password.
+/// Why a password is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PasswordError {
-    /// Two places to take it from, and no way to tell which is meant.
+    /// Two sources are given, and it is unclear which one is meant.
     #[error("{first} and {second} are both given, and only one can hold the password")]
     Ambiguous {
-        /// One place.
+        /// One source.
         first: &'static str,
-        /// The other.
+        /// The other source.
         second: &'static str,
     },
     /// A file cannot be read.
@@ -27,34 +27,34 @@ pub enum PasswordError {
         /// The operating system's reason.
         source: std::io::Error,
     },
-    /// The command did not run.
+    /// The command could not be run.
     #[error("run the password command")]
     Command(#[source] CommandError),
-    /// The command says that it failed.
+    /// The command failed.
     #[error("the password command failed ({status})")]
     CommandFailed {
-        /// How it ended.
+        /// Its exit status.
         status: std::process::ExitStatus,
     },
     /// The first line is empty.
     #[error("the password from {origin} is empty")]
     Empty {
-        /// Where it came from.
+        /// The source.
         origin: String,
     },
     /// The first line is longer than any password.
     #[error("the password from {origin} is longer than {PASSWORD_BYTES_MAX} bytes")]
     TooLong {
-        /// Where it came from.
+        /// The source.
         origin: String,
     },
-    /// Nothing is given, and there is no terminal to ask on.
+    /// No source is given, and there is no terminal to ask on.
     #[error("no password is given, and there is no terminal to ask on")]
     NoTerminal,
-    /// The same, for a password that is to be new.
+    /// The same, for a new password.
     #[error("no new password is given, and there is no terminal to ask on")]
     NoTerminalForNew,
-    /// The same, for the password of another repository, which these options give.
+    /// The same, for the password of another repository, which these options provide.
     #[error("no password of the other repository is given, and there is no terminal to ask on")]
     NoTerminalForOther {
         /// The options.
@@ -63,7 +63,7 @@ pub enum PasswordError {
     /// The same, for the user of a pool.
     #[error("no password of the pool's user is given, and there is no terminal to ask on")]
     NoTerminalForPool,
-    /// The terminal broke off.
+    /// Reading from the terminal failed.
     #[error("ask for the password")]
     Prompt(#[source] std::io::Error),
     /// The two entries of a new password differ.

@@ -1,4 +1,4 @@
-//! Which datasets and host snapshots the words of a command line mean.
+//! The datasets and host snapshots that the words of a command line select.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::FileTypeExt as _;
@@ -17,7 +17,8 @@ use crate::errors::{Error, Kind};
 use crate::machines::MachineWord;
 use crate::machines::runs;
 
-/// How long a program like `zfs` may take: a pool with tens of thousands of snapshots needs its time, one that is suspended hangs.
+/// Time limit of a program like `zfs`: a pool with tens of thousands of snapshots needs minutes, and a suspended pool
+/// hangs.
 pub const TOOL_TIME_OUT: Duration = Duration::from_secs(120);
 
 /// The providers of this host.
@@ -25,12 +26,12 @@ pub fn providers(context: &Context) -> Providers {
     providers_of(&tools(context), context)
 }
 
-/// Programs of this host, each with its time.
+/// Programs of this host, each with its own time limit.
 pub fn tools(context: &Context) -> Arc<dyn Tools> {
     Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT))
 }
 
-/// The providers that `tools` reach.
+/// The providers that use `tools`.
 pub fn providers_of(tools: &Arc<dyn Tools>, context: &Context) -> Providers {
     Providers::new(
         tools,
@@ -40,7 +41,7 @@ pub fn providers_of(tools: &Arc<dyn Tools>, context: &Context) -> Providers {
     .made_by(SystemProcesses.this())
 }
 
-/// Programs of this host, which have so long for all their answers together.
+/// Programs of this host, with a common time limit for all calls.
 pub fn tools_until(context: &Context, time_out: Duration) -> Arc<dyn Tools> {
     let clock = Arc::clone(context.clock());
     let until = clock.now() + time_out;
@@ -57,7 +58,7 @@ impl Tools for ToolsUntil {
     fn ask(&self, program: &str, arguments: &[&str]) -> Result<Answer, ToolError> {
         let left = self.until.saturating_sub(self.clock.now());
         if left.is_zero() {
-            // One that hangs in the kernel takes its time even to be given up.
+            // A process that hangs in the kernel needs this time even to be abandoned.
             return Err(ToolError::TimedOut {
                 command_line: format!("{program} {}", arguments.join(" ")),
                 waited: self.time_out,
@@ -67,10 +68,10 @@ impl Tools for ToolsUntil {
     }
 }
 
-/// The dataset that a word means; none where it may be a machine.
+/// The dataset that a word names; `None` if it may be a machine.
 ///
-/// `zfs:tank/vm`, `btrfs:/srv/vms`, `reflink:/srv/vms` and `lvm:vg0/web1` say whose it is. A path, and any word that a folder here is
-/// called by, means the dataset whose folder or device it is; another word with a `/`, a dataset of ZFS.
+/// `zfs:tank/vm`, `btrfs:/srv/vms`, `reflink:/srv/vms` and `lvm:vg0/web1` give the provider. A path, or the name of an
+/// existing folder, is the dataset of that folder or device; any other word with a `/` is a ZFS dataset.
 pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     let Some(text) = word.to_str() else {
         return Err(Error::usage(
@@ -103,7 +104,7 @@ pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
     }))
 }
 
-/// The path of a folder, as its dataset is called: without links and dots.
+/// The absolute path of a folder, without links and dots, as in its dataset's name.
 fn whole(path: &str) -> Result<String, Error> {
     let folder = Path::new(path).canonicalize().map_err(|source| Error::File {
         action: "look at",
@@ -113,7 +114,7 @@ fn whole(path: &str) -> Result<String, Error> {
     Ok(folder.display().to_string())
 }
 
-/// `vg0/web1`, also as the path of its device.
+/// `vg0/web1`; also accepts the path of its device.
 fn volume(name: &str) -> Result<String, Error> {
     if !name.starts_with('/') {
         return Ok(name.to_owned());
@@ -159,7 +160,7 @@ fn in_folder(text: &str) -> Result<Dataset, Error> {
     }
 }
 
-/// The datasets that words mean, all of them.
+/// The datasets that all words name.
 pub fn parse_all(words: &[OsString]) -> Result<Vec<Dataset>, Error> {
     words.iter().map(|word| parse_one(word)).collect()
 }
@@ -172,7 +173,7 @@ fn parse_one(word: &OsStr) -> Result<Dataset, Error> {
     }))
 }
 
-/// The host snapshot that a word means: `tank/vm@NAME`.
+/// The host snapshot that a word names: `tank/vm@NAME`.
 pub fn parse_snapshot(word: &OsStr) -> Result<HostSnapshotName, Error> {
     let text = word.to_string_lossy();
     let Some((dataset, name)) = text.rsplit_once('@') else {

@@ -1,4 +1,4 @@
-//! The machines that are frozen while host snapshots are made.
+//! The machines that are frozen while host snapshots are taken.
 
 use holdfast_block::error_text;
 use holdfast_engine::{
@@ -57,34 +57,34 @@ impl From<MemoryHow> for MemoryMethod {
     }
 }
 
-/// Whether the firmware variables and the TPM of a machine are kept beside its host snapshot.
+/// Whether the firmware variables and the TPM of a machine are stored with its host snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GuestState {
-    /// They are.
+    /// They are stored.
     Kept,
-    /// Only its disks are in it.
+    /// Only the disks are in the host snapshot.
     Omitted,
 }
 
 impl GuestState {
-    /// Kept where there is a place for it.
+    /// Stored if there is a store.
     pub fn kept_in(store: Option<&StateStore>) -> Self {
         store.map_or(Self::Omitted, |_| Self::Kept)
     }
 }
 
-/// A machine, what it is, and where its disks are.
+/// A machine, its description, and the locations of its disks.
 pub struct KnownGuest {
-    /// It.
+    /// The machine.
     pub found: Found,
-    /// What it is.
+    /// Its description.
     pub description: Description,
-    /// Where its disks are.
+    /// The locations of its disks.
     pub places: MachinePlaces,
 }
 
 impl KnownGuest {
-    /// Asks for a machine that was chosen.
+    /// Looks up a selected machine.
     pub fn find(chosen: &Chosen, hypervisors: &Hypervisors<'_>) -> Result<Self, Error> {
         let found = hypervisors.find(chosen)?;
         let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
@@ -96,7 +96,8 @@ impl KnownGuest {
         })
     }
 
-    /// All machines of libvirt that can be found; one that disappears meanwhile is left out, and a warning names one that cannot be examined.
+    /// All machines of libvirt. A machine that disappears meanwhile is skipped; one that cannot be examined causes a
+    /// warning.
     pub fn all(hypervisors: &Hypervisors<'_>, context: &Context) -> Result<Vec<Self>, Error> {
         let mut guests = Vec::new();
         for chosen in hypervisors.all_of(Vec::new())? {
@@ -113,7 +114,8 @@ impl KnownGuest {
         Ok(guests)
     }
 
-    /// Machines that run and have disks in what was wanted by now, whether or not they were known before.
+    /// Running machines that have disks in the requested datasets by now, whether or not they were known
+    /// before.
     pub fn newcomers(known: &[Self], wanted: &[HostSnapshotScope], hypervisors: &Hypervisors<'_>) -> Vec<Description> {
         let Ok(label) = runs::new_run() else { return Vec::new() };
         let describe = |chosen: &Chosen| hypervisors.find(chosen).ok()?.machine.describe().ok();
@@ -122,7 +124,7 @@ impl KnownGuest {
             let is_same = |guest: &&Self| {
                 guest.description.summary.uuid == found.summary.uuid && guest.description.disks == found.disks
             };
-            // To find out where disks are takes time, and may touch their folders.
+            // Locating disks takes time and may access their folders, so known results are reused.
             let places = match known.iter().find(is_same) {
                 Some(guest) => guest.places.clone(),
                 None => places_of(found, &DiskChoice::default(), label),
@@ -134,7 +136,7 @@ impl KnownGuest {
         found.filter(runs).filter(is_there).collect()
     }
 
-    /// What it is at this moment, and where its disks are: it may have been found some time ago, and programs have run since.
+    /// Its present description and disk locations: time has passed and hooks have run since it was found.
     fn refreshed(&self, run: u32) -> (Description, MachinePlaces) {
         match self.found.machine.describe() {
             Ok(now) if now.disks == self.description.disks => (now, self.places.clone()),
@@ -146,9 +148,9 @@ impl KnownGuest {
         }
     }
 
-    /// What is asked of it.
+    /// The request for freezing or pausing the machine.
     ///
-    /// Where its state is kept, it stands still for what of it is in files.
+    /// If its state is stored, the machine is paused while files of that state are copied.
     pub fn request(
         &self,
         quiesce: Quiesce,
@@ -172,7 +174,7 @@ impl KnownGuest {
     }
 }
 
-/// What happened to a machine.
+/// How a machine was treated during a host snapshot.
 #[derive(Debug, Serialize)]
 pub struct GuestDocument {
     name: String,
@@ -181,13 +183,13 @@ pub struct GuestDocument {
     state: String,
     /// "memory", "file system", "crash" or "shut off".
     consistency: &'static str,
-    /// How long its file systems were frozen; null where they were not.
+    /// How long its file systems were frozen; null if they were not.
     frozen_us: Option<u64>,
-    /// How long it stood still; null where it did not have to.
+    /// How long it was paused; null if it was not.
     paused_us: Option<u64>,
-    /// Why its file systems were not frozen; null where they were, or need not be.
+    /// Why its file systems were not frozen; null if they were, or if that was not needed.
     not_frozen: Option<String>,
-    /// Bytes of its memory; null where that was not taken.
+    /// Bytes of its memory; null if it was not saved.
     memory_bytes: Option<u64>,
 }
 
@@ -215,7 +217,7 @@ impl From<&GuestReport> for GuestDocument {
 }
 
 impl GuestDocument {
-    /// A line for people.
+    /// The summary as text.
     pub fn line(&self) -> String {
         let time = |us| units::duration(std::time::Duration::from_micros(us));
         let mut parts = vec![match (&self.not_frozen, self.frozen_us) {

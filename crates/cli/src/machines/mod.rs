@@ -1,4 +1,4 @@
-//! Which machines the words of a command line mean, and the way to them.
+//! The machines that the words of a command line select, and the connections to them.
 
 pub mod datasets;
 pub mod guests;
@@ -27,34 +27,35 @@ pub use holdfast_policy::Glob;
 
 /// The default address of libvirt.
 const LIBVIRT_DEFAULT: &str = "qemu:///system";
-/// What stands before the path of a QEMU's own monitor.
+/// Prefix of the path of a QEMU monitor.
 const QMP: &str = "qmp:";
 const LIBVIRT: &str = "libvirt:";
 const TAG: &str = "tag:";
-/// What stands before a machine of VirtualBox.
+/// Prefix of a VirtualBox machine.
 const VBOX: &str = "vbox:";
 
-/// A word that means machines.
+/// A word that selects machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MachineWord {
-    /// A machine of libvirt: `web1`, `libvirt:web1`; or all that match, where it is a pattern and no machine is called so.
+    /// A machine of libvirt: `web1`, `libvirt:web1`; or all matching machines if it is a pattern and no machine has
+    /// this name.
     Libvirt(String),
-    /// The machines of libvirt that have this tag in their own metadata: `tag:db`.
+    /// The machines of libvirt with this tag in their metadata: `tag:db`.
     Tag(String),
-    /// The QEMU behind a monitor socket: `qmp:/run/web1.qmp`.
+    /// The QEMU process with a monitor socket: `qmp:/run/web1.qmp`.
     Qmp(PathBuf),
-    /// A machine of VirtualBox by its name, its UUID or the path of its settings; all that match, where it is a pattern; all, where it is
-    /// nothing: see [`crate::machines::virtualbox`].
+    /// A machine of VirtualBox by its name, its UUID or the path of its settings; all matching machines if it is a
+    /// pattern; all machines if it is empty: see [`crate::machines::virtualbox`].
     VirtualBox(String),
     /// Machines of a pool of XenServer or XCP-ng: see [`crate::machines::pools`].
     Pool(XenAddress),
 }
 
 impl MachineWord {
-    /// Reads words that can only mean machines.
+    /// Parses words that can only mean machines.
     ///
     /// # Errors
-    /// One means an image.
+    /// A word means an image.
     pub fn parse_all(words: &[OsString]) -> Result<Vec<Self>, Error> {
         let word = |word: &OsString| {
             if let Some(text) = word.to_str().filter(|text| XenAddress::has_scheme(text)) {
@@ -70,10 +71,10 @@ impl MachineWord {
         words.iter().map(word).collect()
     }
 
-    /// What a word on the command line means; none where it means an image.
+    /// The meaning of a word on the command line; `None` if it means an image.
     ///
-    /// Without a scheme before it, a word with a `/`, `-`, NAME=IMAGE, one that a file is called by, and one that ends like the
-    /// name of an image, are images.
+    /// Without a scheme, these words are images: a word with a `/`, `-`, NAME=IMAGE, the name of an existing file, and
+    /// a name with the extension of an image format.
     pub fn parse(word: &OsStr) -> Option<Self> {
         if let Some(path) = word.as_bytes().strip_prefix(QMP.as_bytes()) {
             return Some(Self::Qmp(OsStr::from_bytes(path).into()));
@@ -89,7 +90,7 @@ impl MachineWord {
             return Some(Self::VirtualBox(name.to_owned()));
         }
         if XenAddress::has_scheme(text) {
-            // An invalid address is an error where it is used.
+            // An invalid address is reported later, when it is used.
             return text.parse().ok().map(Self::Pool);
         }
         let is_called_like_one = SourceName::is_called_like_an_image(word);
@@ -97,12 +98,12 @@ impl MachineWord {
         (!is_image).then(|| Self::Libvirt(text.to_owned()))
     }
 
-    /// Whether a word says by itself that it means machines.
+    /// Whether a word has a scheme that marks it as machines.
     pub fn says_so(word: &str) -> bool {
         XenAddress::has_scheme(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
     }
 
-    /// Whether it may mean several machines, for which their hypervisor has to be asked.
+    /// Whether it may select several machines, which requires a query to the hypervisor.
     pub fn means_several(&self) -> bool {
         match self {
             Self::Libvirt(text) => Glob::is_one(text),
@@ -116,7 +117,7 @@ impl MachineWord {
         }
     }
 
-    /// Those of VirtualBox and of pools by themselves, and the others.
+    /// Splits words into those about VirtualBox, about pools, and the others.
     pub fn apart(words: Vec<Self>) -> Apart {
         let mut apart = Apart::default();
         for word in words {
@@ -130,77 +131,77 @@ impl MachineWord {
     }
 }
 
-/// Words, by what they are about.
+/// Words by hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Apart {
     /// Machines of VirtualBox.
     pub of_virtualbox: Vec<String>,
     /// Machines of pools of XenServer and XCP-ng.
     pub of_pools: Vec<XenAddress>,
-    /// Machines of libvirt and of QEMUs.
+    /// Machines of libvirt and of QEMU processes.
     pub others: Vec<MachineWord>,
 }
 
-/// What of all machines is wanted.
+/// The requested machines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MachineSelection {
-    /// The machines that words mean.
+    /// The words that select machines.
     pub words: Vec<MachineWord>,
-    /// Whether all machines of libvirt are wanted.
+    /// Whether all machines of libvirt are requested.
     pub everything: Everything,
-    /// Machines that patterns, tags and "all" do not mean.
+    /// Machines to exclude from patterns, tags and "all".
     pub excluded: Vec<Glob>,
 }
 
-/// Whether all machines are wanted.
+/// Whether all machines are requested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Everything {
     /// All of libvirt.
     Wanted,
-    /// Only what words name.
+    /// Only those that words select.
     #[default]
     NotWanted,
 }
 
-/// Machines that were chosen.
+/// Selected machines.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Choice {
-    /// They are taken, in this order.
+    /// Machines to use, in this order.
     pub chosen: Vec<Chosen>,
-    /// They are not, though they match: the name, and the reason.
+    /// Matching machines that are excluded: the name and the reason.
     pub left_out: Vec<(String, &'static str)>,
 }
 
-/// A machine that was chosen, and may not be there.
+/// A selected machine, which may not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chosen {
-    /// What it is called where it is spoken of.
+    /// Its name in messages.
     pub said: String,
     place: Place,
 }
 
-/// Where a machine is.
+/// The location of a machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
-    /// At libvirt, under this name.
+    /// In libvirt, under this name.
     Libvirt(String),
-    /// Behind this monitor socket.
+    /// With this monitor socket.
     Qmp(PathBuf),
 }
 
-/// A machine that is there.
+/// An existing machine.
 pub struct Found {
     /// The machine.
     pub machine: Box<dyn Machine>,
-    /// What has it: "libvirt" or "qemu".
+    /// Its hypervisor: "libvirt" or "qemu".
     pub hypervisor: &'static str,
-    /// Where that is: "qemu:///system", "qmp:/run/web1.qmp".
+    /// The hypervisor's address: "qemu:///system", "qmp:/run/web1.qmp".
     pub address: OsString,
-    /// The words by which another process finds it: `--connect`, its address...
+    /// The arguments with which another process finds it: `--connect`, its address...
     pub way: Vec<OsString>,
 }
 
-/// Where libvirt is: where a person says, or the environment, or on this host.
+/// The address of libvirt: from the user, otherwise from the environment, otherwise that of this host.
 pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
     match (given, context.variable(environment::LIBVIRT_URI)) {
         (Some(uri), _) => uri.to_owned(),
@@ -209,7 +210,7 @@ pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
     }
 }
 
-/// A connection to the libvirt at `uri`, with the configuration folder of the current user.
+/// Connects to the libvirt at `uri`, with the configuration folder of the current user.
 pub fn connect_libvirt(uri: &str, context: &Context) -> Result<Libvirt, Error> {
     let libvirt = Libvirt::connect(uri).map_err(holdfast_engine::Error::from)?;
     Ok(match context.configuration_folder() {
@@ -218,7 +219,7 @@ pub fn connect_libvirt(uri: &str, context: &Context) -> Result<Libvirt, Error> {
     })
 }
 
-/// The hypervisors of a command; a connection is made when it is needed first.
+/// The hypervisors of a command; each connection is opened when it is first needed.
 pub struct Hypervisors<'a> {
     context: &'a Context,
     uri: String,
@@ -226,7 +227,7 @@ pub struct Hypervisors<'a> {
 }
 
 impl<'a> Hypervisors<'a> {
-    /// Those that are reached from here; `connect` is where a person says that libvirt is.
+    /// The reachable hypervisors; `connect` is the user's address of libvirt.
     pub fn new(connect: Option<&str>, context: &'a Context) -> Self {
         let uri = libvirt_address(connect, context);
         Self {
@@ -250,10 +251,10 @@ impl<'a> Hypervisors<'a> {
         Ok(self.libvirt.get_or_init(|| libvirt))
     }
 
-    /// The machines of a wish, each once, in the order of its words.
+    /// The machines of a selection, each once, in the order of its words.
     ///
     /// # Errors
-    /// A pattern or a tag that no machine has; no machine at all.
+    /// A pattern or a tag matches no machine; no machine is selected.
     pub fn choose(&self, wish: &MachineSelection) -> Result<Choice, Error> {
         refuse_others(&wish.words)?;
         let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
@@ -264,13 +265,14 @@ impl<'a> Hypervisors<'a> {
             .iter()
             .any(|chosen| matches!(chosen.place, Place::Libvirt(_)))
         {
-            // What cannot be reached at all is an error before the first machine.
+            // An unreachable hypervisor is an error before the first machine.
             self.libvirt()?;
         }
         Ok(choice)
     }
 
-    /// The machines that words mean, those that their owners leave out too, by name; all of libvirt where there is no word.
+    /// The machines that words select, sorted by name, including those excluded by their metadata; all of libvirt if
+    /// there are no words.
     pub fn all_of(&self, words: Vec<MachineWord>) -> Result<Vec<Chosen>, Error> {
         let mut all = if words.is_empty() {
             let machines = self.libvirt()?.machines().map_err(holdfast_engine::Error::from)?;
@@ -288,7 +290,7 @@ impl<'a> Hypervisors<'a> {
         Ok(all)
     }
 
-    /// All machines of libvirt, and what their owners say of backups.
+    /// All machines of libvirt, and the backup marks in their metadata.
     fn survey(&self) -> Result<Vec<(String, BackupMark)>, Error> {
         let libvirt = self.libvirt()?;
         let mut machines = Vec::new();
@@ -296,7 +298,7 @@ impl<'a> Hypervisors<'a> {
             let description = libvirt.machine(&summary.name).and_then(|machine| machine.describe());
             match description {
                 Ok(description) => machines.push((summary.name, description.mark)),
-                // It has ended while we looked.
+                // The machine ended meanwhile.
                 Err(holdfast_host::Error::NoSuchMachine { .. }) => {}
                 Err(error) => return Err(holdfast_engine::Error::from(error).into()),
             }
@@ -304,7 +306,7 @@ impl<'a> Hypervisors<'a> {
         Ok(machines)
     }
 
-    /// The machine that was chosen.
+    /// Finds a selected machine.
     pub fn find(&self, chosen: &Chosen) -> Result<Found, Error> {
         let found = match &chosen.place {
             Place::Libvirt(name) => self.libvirt()?.machine(name).map(|machine| Found {
@@ -335,7 +337,7 @@ impl<'a> Hypervisors<'a> {
     }
 }
 
-/// What is done with machines by the way to their QEMU is not done with those of VirtualBox and XenServer.
+/// Returns an error for machines of VirtualBox and XenServer, since the operation needs a connection to QEMU.
 fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
     let whose = words.iter().find_map(|word| match word {
         MachineWord::VirtualBox(_) => Some("VirtualBox"),
@@ -351,7 +353,7 @@ fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
     }
 }
 
-/// What a wish means, where these are the machines of libvirt at `uri`.
+/// The result of a selection, given the machines of the libvirt at `uri`.
 fn choose(wish: &MachineSelection, machines: &[(String, BackupMark)], uri: &str) -> Result<Choice, Error> {
     let mut choice = Choice::default();
     if wish.everything == Everything::Wanted {
@@ -376,7 +378,7 @@ fn choose(wish: &MachineSelection, machines: &[(String, BackupMark)], uri: &str)
             }
         }
     }
-    // One word may leave out what another one names.
+    // One word may exclude a machine that another word selects.
     let chosen = &choice.chosen;
     choice
         .left_out
@@ -400,7 +402,7 @@ impl Choice {
         }
     }
 
-    /// Adds the machines that `matches`, unless they are excluded or their owners leave them out.
+    /// Adds the machines that `matches` accepts, unless they are excluded, also by their metadata.
     fn add_matching(
         &mut self,
         said: &str,
@@ -445,7 +447,7 @@ fn way(address: &OsStr, machine: &str) -> Vec<OsString> {
     .into()
 }
 
-/// The path in an address, where it is the one of a QEMU's own monitor.
+/// The path in an address, if it is that of a QEMU monitor.
 pub fn monitor_path(address: &OsStr) -> Option<&Path> {
     let path = address.as_bytes().strip_prefix(QMP.as_bytes())?;
     Some(Path::new(OsStr::from_bytes(path)))

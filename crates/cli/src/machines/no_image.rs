@@ -1,4 +1,4 @@
-//! Files that hold machines, and are no images: their bytes would be taken for those of a disk that no machine could read.
+//! Files that contain machines, not images: their bytes would be backed up as a disk that no machine can read.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -7,7 +7,7 @@ use holdfast_engine::SourceName;
 
 use crate::errors::{Error, Kind};
 
-/// Refuses a file whose name or content is not that of an image.
+/// Returns an error if a file's name or content is not that of an image.
 pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     let name = word.to_string_lossy().to_lowercase();
     let path = word.display();
@@ -39,8 +39,8 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     Ok(())
 }
 
-/// A folder in the current one that is called as a machine may be. Disks of Parallels are folders too, and are called like images or have a
-/// description.
+/// A folder in the current folder whose name may be that of a machine. Parallels disks are folders too, but have the
+/// extension of an image or a descriptor.
 fn is_bare_folder(word: &OsStr) -> bool {
     let path = Path::new(word);
     path.file_name() == Some(word)

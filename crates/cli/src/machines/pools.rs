@@ -1,4 +1,4 @@
-//! The way to pools of XenServer and XCP-ng.
+//! Connections to pools of XenServer and XCP-ng.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use crate::context::holdfast_file;
 use crate::errors::Error;
 use crate::process::environment;
 
-/// What stands before a tag.
+/// Prefix of a tag.
 const TAG: &str = "tag:";
 
 impl PoolArgs {
-    /// Which pool an address means, and whom to log in to it as: what an option says, else what holdfast.toml says of a pool that is named, else
-    /// what is left.
+    /// The pool that an address names, and the credentials for it: from options, otherwise from holdfast.toml for a
+    /// named pool, otherwise defaults.
     pub fn way(&self, address: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
         match holdfast_file::pool(address, context)? {
             None => Ok(PoolWay {
@@ -32,10 +32,10 @@ impl PoolArgs {
         }
     }
 
-    /// The way to a pool that holdfast.toml names.
+    /// The access to a pool that holdfast.toml names.
     ///
     /// # Errors
-    /// What an option or holdfast.toml says of it is wrong.
+    /// An option or the pool's section of holdfast.toml is invalid.
     pub fn way_of(&self, pool: ConfiguredPool, named: &XenAddress, context: &Context) -> Result<PoolWay, Error> {
         let there: XenAddress = format!("xen://{}", pool.address).parse().map_err(job_error)?;
         let address = XenAddress {
@@ -58,7 +58,7 @@ impl PoolArgs {
     ) -> Result<Login, Error> {
         let trust = self.trust(configured, context)?;
         if trust.fingerprints.is_empty() && trust.authorities.is_none() {
-            // It will not be trusted: no password is asked for only to find that out.
+            // The host will not be trusted, so no password is asked for first.
             let clock = Arc::clone(context.clock());
             check_trust(address, &trust, clock, context.stop_question()).map_err(job_error)?;
         }
@@ -102,22 +102,22 @@ impl PoolArgs {
     }
 }
 
-/// The way to a pool.
+/// The access to a pool.
 pub struct PoolWay {
-    /// Where it is, and what is meant in it.
+    /// Its address, and the selection within it.
     pub address: XenAddress,
     /// The credentials.
     pub login: Login,
-    /// What holdfast.toml says of it.
+    /// Its section of holdfast.toml.
     pub configured: Option<ConfiguredPool>,
 }
 
-/// What went wrong with a pool, as what went wrong with a job.
+/// Converts an error of a pool to an error of a job.
 pub fn job_error(error: XapiError) -> holdfast_engine::Error {
     error.into()
 }
 
-/// Logs in to a pool, for a job that may be stopped.
+/// Logs in to a pool, for an interruptible job.
 pub fn log_in(login: Login, context: &Context, interrupt: &Interrupt) -> Result<Arc<Pool>, Error> {
     let flag = interrupt.flag();
     let is_stopped = Arc::new(move || flag.load(Ordering::Relaxed));
@@ -125,11 +125,11 @@ pub fn log_in(login: Login, context: &Context, interrupt: &Interrupt) -> Result<
     Ok(Arc::new(pool))
 }
 
-/// The machines of a pool that are meant: one by its name or UUID; those that match, where it is a pattern and no machine is called so; those with a tag; all, where nothing is
-/// named.
+/// The selected machines of a pool: one by its name or UUID; matching ones if it is a pattern and no machine has this
+/// name; those with a tag; all if nothing is named.
 ///
 /// # Errors
-/// There is none.
+/// No machine matches.
 pub fn machines(pool: &Pool, address: &XenAddress, excluded: &[Glob]) -> Result<Vec<XenMachine>, Error> {
     let wish = address.item.as_deref();
     let is_one = |word: &str| !Glob::is_one(word) && !word.starts_with(TAG);

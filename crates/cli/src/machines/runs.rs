@@ -1,4 +1,4 @@
-//! Runs on machines: their numbers, their watchdogs, where they note themselves, and where they put what is gone when they end.
+//! Runs on machines: their numbers, watchdogs, journal entries and scratch folders.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -10,10 +10,10 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 
 use crate::context::Context;
 
-/// A folder on a disk: what a guest overwrites meanwhile can be much.
+/// A folder on a disk: a guest may overwrite much data during the backup.
 const SCRATCH_DEFAULT: &str = "/var/tmp";
 
-/// Where runs of one kind on this host keep each other away.
+/// Folder of the locks that prevent concurrent runs on this host.
 pub fn locks_folder(context: &Context) -> PathBuf {
     let state = context
         .journal_folder()
@@ -21,7 +21,7 @@ pub fn locks_folder(context: &Context) -> PathBuf {
     state.unwrap_or_else(|| context.runtime_folder())
 }
 
-/// How a run on the machine at `way` is noted.
+/// The journal location of a run on the machine at `way`.
 pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
     Some(JournalPlace {
         folder: context.journal_folder()?,
@@ -30,7 +30,7 @@ pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
     })
 }
 
-/// Where places are noted in which something is made; none where there is no place for notes.
+/// The journal of paths that are being created; `None` if there is no folder for it.
 pub fn places(context: &Context) -> Option<PlaceJournal> {
     Some(PlaceJournal {
         folder: context.journal_folder()?.with_file_name("places"),
@@ -38,7 +38,8 @@ pub fn places(context: &Context) -> Option<PlaceJournal> {
     })
 }
 
-/// Notes, until it is dropped, that something is made at these paths: what is left if we are killed is found by it.
+/// Records, until dropped, that something is being created at these paths, so that leftovers of a killed process
+/// are found.
 pub fn note_places<'p>(paths: impl IntoIterator<Item = &'p Path>, context: &Context) -> Vec<PlaceNote> {
     let folders = paths.into_iter().map(|path| match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
@@ -59,14 +60,14 @@ pub fn note_places<'p>(paths: impl IntoIterator<Item = &'p Path>, context: &Cont
     folders.into_iter().filter_map(note).collect()
 }
 
-/// A random number, which names a run.
+/// A random number that identifies a run.
 pub fn new_run() -> holdfast_engine::Result<u32> {
     let mut run = [0; 4];
     SystemRandomness.fill(&mut run)?;
     Ok(u32::from_le_bytes(run))
 }
 
-/// A random number, which host snapshots of one instant have in common.
+/// A random number that host snapshots of one point in time share.
 pub fn new_set() -> holdfast_engine::Result<SetId> {
     let mut set = [0; 8];
     SystemRandomness.fill(&mut set)?;
@@ -91,7 +92,7 @@ pub fn watchdog(
     Ok(command)
 }
 
-/// The words that tell a watchdog where its run is noted.
+/// The watchdog's arguments for the journal location of its run.
 fn words(journal: Option<&JournalPlace>) -> Vec<OsString> {
     let folder = journal.map(|place| place.folder.clone().into_os_string());
     folder
@@ -100,12 +101,12 @@ fn words(journal: Option<&JournalPlace>) -> Vec<OsString> {
         .collect()
 }
 
-/// Words as the journal keeps them.
+/// Arguments in the form that the journal stores.
 pub fn texts(way: &[OsString]) -> Vec<String> {
     way.iter().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-/// A folder for scratch files.
+/// The folder for scratch files.
 pub fn scratch_folder() -> PathBuf {
     SCRATCH_DEFAULT.into()
 }

@@ -1,4 +1,4 @@
-//! Where the states of machines in host snapshots are kept.
+//! The store of machine states that belong to host snapshots.
 
 use std::path::PathBuf;
 
@@ -17,14 +17,14 @@ pub struct StateArgs {
 }
 
 impl StateArgs {
-    /// The folder; none where there is no place for it.
+    /// The folder; `None` if there is no place for it.
     pub fn folder(&self, context: &Context) -> Option<PathBuf> {
         let named = || context.variable(environment::STATES).map(PathBuf::from);
         let default = || Some(context.journal_folder()?.with_file_name("states"));
         self.states.clone().or_else(named).or_else(default)
     }
 
-    /// The store, if there is one.
+    /// Opens the store if it exists.
     pub fn open(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<Option<StateStore>> {
         match self.folder(context) {
             Some(folder) => StateStore::open(&folder, &context.environment(), job),
@@ -32,13 +32,13 @@ impl StateArgs {
         }
     }
 
-    /// The store, made where there is none; without a place for it there is none.
+    /// Opens or creates the store; `None` without a place for it.
     pub fn open_or_create(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<Option<StateStore>> {
         let open = |folder: PathBuf| StateStore::open_or_create(&folder, &context.environment(), job);
         self.folder(context).map(open).transpose()
     }
 
-    /// The same, for memory, which has to have a place.
+    /// The same for memory; the absence of a place is an error.
     pub fn open_for_memory(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
         let store = self.open_or_create(context, job)?;
         store.ok_or_else(|| holdfast_engine::Error::File {
@@ -48,12 +48,12 @@ impl StateArgs {
         })
     }
 
-    /// The store, for readers: where there is none, one without any states. Nothing is created.
+    /// Opens the store for reading; an empty one if there is none. Nothing is created.
     pub fn open_to_look(&self, context: &Context, job: Job<'_>) -> holdfast_engine::Result<StateStore> {
         StateStore::open_to_look(self.folder(context).as_deref(), &context.environment(), job)
     }
 
-    /// The same, where it is optional: a note says why there is none.
+    /// The same if the store is optional: a note says why there is none.
     pub fn open_if_possible(&self, context: &Context, job: Job<'_>) -> Option<StateStore> {
         self.open_or_create(context, job).unwrap_or_else(|error| {
             let message = format!("configurations of machines are not kept with their host snapshots: {error}");
@@ -62,7 +62,7 @@ impl StateArgs {
         })
     }
 
-    /// A machine has been restored from elsewhere, all of it: a rollback of it that did not end is of no importance any more.
+    /// Removes the record of an incomplete rollback after a machine was completely restored from elsewhere.
     pub fn forget_unfinished(&self, uuid: &str, context: &Context, job: Job<'_>) {
         let forgotten = self.open(context, job).and_then(|store| match store {
             Some(store) => store.forget_unfinished(uuid),
@@ -74,7 +74,7 @@ impl StateArgs {
         }
     }
 
-    /// Forgets what no host snapshot needs any more; warns of errors.
+    /// Removes states that no host snapshot needs any more; errors become warnings.
     pub fn sweep(&self, providers: &Providers, context: &Context, job: Job<'_>) {
         let swept = self.open(context, job).and_then(|store| match store {
             Some(store) => sweep_states(&store, providers, Execution::Execute, job).map(drop),
@@ -87,7 +87,7 @@ impl StateArgs {
     }
 }
 
-/// How memory is taken, where it is wanted and has a place.
+/// How memory is saved, if it is requested and has a place.
 pub fn memory_wish(how: Option<MemoryHow>, store: Option<&StateStore>, context: &Context) -> Option<MemoryOptions> {
     how.zip(store).map(|(how, store)| MemoryOptions {
         way: how.into(),

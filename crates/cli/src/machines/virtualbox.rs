@@ -1,4 +1,4 @@
-//! Which machines of VirtualBox the words of a command line mean, and the way to them.
+//! The VirtualBox machines that the words of a command line select, and the connections to them.
 
 use std::path::PathBuf;
 
@@ -12,10 +12,10 @@ use crate::context::search_path;
 use crate::errors::Error;
 use crate::process::environment;
 
-/// What is said of machines that are left out.
+/// The reason that is reported for excluded machines.
 const EXCLUDED: &str = "it is excluded";
 
-/// VirtualBox of the current user.
+/// The VirtualBox installation of the current user.
 pub fn place(context: &Context) -> VirtualBox {
     let folder = |name: &str| {
         context
@@ -34,24 +34,24 @@ pub fn place(context: &Context) -> VirtualBox {
     VirtualBox::new(home, manager)
 }
 
-/// The error of a request that only `VBoxManage` can serve.
+/// The error of a request that requires `VBoxManage`.
 pub fn no_manager(what: &'static str) -> Error {
     holdfast_engine::Error::from(ExchangeError::VirtualBox(VirtualBoxError::NoManager { what })).into()
 }
 
-/// Machines that were chosen.
+/// Selected machines.
 #[derive(Default)]
 pub struct VirtualBoxChoice<'a> {
-    /// They are taken.
+    /// Machines to use.
     pub chosen: Vec<VirtualBoxMachine<'a>>,
-    /// They are not, though they match: the name, and the reason.
+    /// Matching machines that are excluded: the name and the reason.
     pub left_out: Vec<(String, &'static str)>,
 }
 
-/// The machines that words mean, each once. Those that cannot be read are reported, where several are meant.
+/// The selected machines, each once. If several are selected, unreadable ones are reported and skipped.
 ///
 /// # Errors
-/// A pattern that no machine matches; a name that no machine has.
+/// A pattern matches no machine, or no machine has a name.
 pub fn choose<'a>(
     place: &'a VirtualBox,
     words: &[String],

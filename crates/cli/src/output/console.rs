@@ -1,4 +1,4 @@
-//! Standard error: messages, and below them at most one line of progress that is drawn over again and again.
+//! Standard error: messages, and below them at most one progress line that is redrawn.
 
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ use super::{Paint, ProgressLine, Style, printable};
 use crate::process::log::LogSink;
 use crate::process::terminal::StreamKind;
 
-/// Warnings that are kept for the answer, at most.
+/// Maximum number of warnings that are kept for the report.
 const KEPT_WARNING_COUNT_MAX: usize = 10_000;
 
 /// Which messages are printed.
@@ -20,7 +20,7 @@ const KEPT_WARNING_COUNT_MAX: usize = 10_000;
 pub enum Verbosity {
     /// Warnings and errors.
     Quiet,
-    /// Notes too.
+    /// Also notes.
     Normal,
 }
 
@@ -33,7 +33,7 @@ pub enum Messages {
     Events,
 }
 
-/// Standard error, shared by everything that has something to say.
+/// Standard error, shared by all parts of the program that print messages.
 ///
 /// Writing never fails: without standard error, messages are lost and the job continues.
 pub struct Console {
@@ -51,7 +51,7 @@ struct ConsoleState {
 }
 
 impl Console {
-    /// A console on `writer`, which is a `kind`.
+    /// A console that writes to `writer`, a stream of this `kind`.
     pub fn new(kind: StreamKind, paint: Paint, verbosity: Verbosity, writer: Box<dyn Write + Send>) -> Self {
         Self {
             kind,
@@ -66,25 +66,25 @@ impl Console {
         }
     }
 
-    /// The same console, with messages and progress in another form.
+    /// Changes the form of messages and progress.
     #[must_use]
     pub fn with_messages(self, messages: Messages) -> Self {
         Self { messages, ..self }
     }
 
-    /// What it is.
+    /// The kind of stream.
     pub fn kind(&self) -> StreamKind {
         self.kind
     }
 
-    /// Prints something that a person may want to know.
+    /// Prints a note for the user.
     pub fn note(&self, message: &str) {
         if self.verbosity == Verbosity::Normal {
             self.answer(message);
         }
     }
 
-    /// Prints the answer to a question, however quiet the program is to be.
+    /// Prints the reply to a request, even if the program is quiet.
     pub fn answer(&self, message: &str) {
         let line = match self.messages {
             Messages::Text => format!("holdfast: {}", printable(message)),
@@ -93,7 +93,7 @@ impl Console {
         self.lock().message(&line);
     }
 
-    /// Prints something that a person should act on, and keeps it for the answer.
+    /// Prints a warning, and keeps it for the report.
     pub fn warning(&self, message: &str) {
         let line = match self.messages {
             Messages::Text => {
@@ -104,13 +104,13 @@ impl Console {
         };
         let mut state = self.lock();
         state.message(&line);
-        // A server that runs for months must not keep them all.
+        // A long-running server must not keep them all.
         if state.warnings.len() < KEPT_WARNING_COUNT_MAX {
             state.warnings.push(message.to_owned());
         }
     }
 
-    /// Prints why something failed, from the outermost to the innermost cause, and what to do next.
+    /// Prints why something failed, from the outermost to the innermost cause, and the hint.
     pub fn error(&self, chain: &[String], hint: Option<&str>) {
         if self.messages == Messages::Events {
             let line = Event::Error { causes: chain, hint }.line();
@@ -124,7 +124,7 @@ impl Console {
         }
     }
 
-    /// Prints lines that are complete and safe, without any prefix.
+    /// Prints complete, safe lines without any prefix.
     pub fn text(&self, text: &str) {
         let text = text.trim_end();
         match self.messages {
@@ -133,7 +133,7 @@ impl Console {
         }
     }
 
-    /// Draws the line of progress anew on a terminal; on a file it becomes a line of its own.
+    /// Redraws the progress line on a terminal; in a file it becomes a separate line.
     pub fn progress(&self, line: &ProgressLine<'_>) {
         let mut state = self.lock();
         match (self.messages, self.kind) {
@@ -149,7 +149,7 @@ impl Console {
         }
     }
 
-    /// Takes the line of progress away.
+    /// Removes the progress line.
     pub fn clear_progress(&self) {
         self.lock().clear();
     }
@@ -190,7 +190,7 @@ impl ConsoleState {
     }
 
     fn write(&mut self, text: &str) {
-        // A failure cannot be reported any more.
+        // A failure cannot be reported here.
         self.writer.write_all(text.as_bytes()).ok();
         self.writer.flush().ok();
     }
@@ -209,7 +209,7 @@ pub(crate) mod tests {
     use crate::process::log::LogSink as _;
     use crate::process::terminal::StreamKind;
 
-    /// What a console wrote.
+    /// The output of a console.
     #[derive(Clone, Default)]
     pub(crate) struct Written(Arc<Mutex<Vec<u8>>>);
 

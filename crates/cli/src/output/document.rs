@@ -8,10 +8,11 @@ use super::printable::printable_json;
 use crate::errors::Error;
 use crate::exit::Exit;
 
-/// Version of the documents' schema: it grows when a field goes away or changes its meaning, not when one is added.
+/// Version of the documents' schema. It is incremented when a field is removed or changes its meaning, not when one
+/// is added.
 pub const SCHEMA: u32 = 1;
 
-/// What every document has.
+/// The fields of every document.
 #[derive(Serialize)]
 struct Document<'a, R: ?Sized> {
     schema: u32,
@@ -34,7 +35,7 @@ struct ErrorPart {
     hint: Option<String>,
 }
 
-/// The document of a verb that has an answer, as one line.
+/// The document of a verb that has a report, as one line.
 pub fn report_document<R: Report + ?Sized>(report: &R, exit: Exit, warnings: &[String]) -> Result<String, Error> {
     line(&Document {
         schema: SCHEMA,
@@ -47,9 +48,9 @@ pub fn report_document<R: Report + ?Sized>(report: &R, exit: Exit, warnings: &[S
     })
 }
 
-/// The document of a verb that has none, as one line.
+/// The document of a verb that failed without a report, as one line.
 ///
-/// The exit code is that of the error, except where a signal ends the program.
+/// The exit code is that of the error, unless a signal ends the program.
 pub fn error_document(
     command: Option<&str>,
     error: &Error,

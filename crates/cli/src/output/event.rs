@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::printable::printable_json;
 use super::progress_line::ProgressLine;
 
-/// Something that happens while a job runs.
+/// An event of a running job.
 #[derive(Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub(super) enum Event<'a> {
@@ -30,7 +30,7 @@ pub(super) enum Event<'a> {
     },
 }
 
-/// Where a job stands.
+/// The progress of a job.
 #[derive(Serialize)]
 pub(super) struct ProgressEvent<'a> {
     phase: &'a str,
@@ -70,7 +70,7 @@ impl<'a> From<&ProgressLine<'a>> for ProgressEvent<'a> {
 }
 
 impl<'a> Event<'a> {
-    /// A line of the log, `elapsed` after the program began.
+    /// A line of the log, `elapsed` after the start of the program.
     pub(super) fn log(elapsed: Duration, level: &'a str, target: &'a str, message: &'a str) -> Self {
         Self::Log {
             elapsed_ms: milliseconds(elapsed),

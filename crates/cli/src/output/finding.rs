@@ -1,4 +1,4 @@
-//! What is wrong with a repository, as answers show it.
+//! Problems of a repository, as shown in reports.
 
 use holdfast_repo::{Finding, FindingKind, TouchedDisk};
 use jiff::Timestamp;
@@ -8,12 +8,12 @@ use crate::exit::Exit;
 use crate::output::{Page, Style};
 use crate::units;
 
-/// Findings that are printed for people; documents list all of them.
+/// Number of problems printed as text; documents list all of them.
 const SHOWN_MAX: usize = 20;
-/// Ranges of a disk that are printed for a finding.
+/// Number of ranges of a disk printed for a problem.
 const SHOWN_RANGES_MAX: usize = 8;
 
-/// The word for what we may not read.
+/// The word for data that could not be read for lack of permission.
 const REFUSED: &str = "refused";
 
 /// A finding in a document.
@@ -34,7 +34,7 @@ struct TouchedDocument {
     time: String,
     disk: String,
     bytes: u64,
-    /// Pairs of first byte and end; the first of them.
+    /// Pairs of first byte and end, limited to the first ones.
     ranges: Vec<[u64; 2]>,
     unlisted_range_count: u64,
 }
@@ -67,7 +67,7 @@ impl From<&TouchedDisk> for TouchedDocument {
     }
 }
 
-/// The word for a kind in documents: it never changes.
+/// The word for a kind in documents; it never changes.
 fn word(kind: FindingKind) -> &'static str {
     match kind {
         FindingKind::Damaged => "damaged",
@@ -85,7 +85,7 @@ fn word(kind: FindingKind) -> &'static str {
     }
 }
 
-/// How a program ends that found this: whether stored data is lost or wrong, and whether there is anything to look at.
+/// The exit code for these problems: damage if stored data is lost or wrong, otherwise warnings if there are any.
 pub fn exit(findings: &[MonitorFinding], unlisted_count: u64) -> Exit {
     if unlisted_count > 0 || findings.iter().any(|finding| finding.is_damage) {
         Exit::Damage
@@ -98,7 +98,7 @@ pub fn exit(findings: &[MonitorFinding], unlisted_count: u64) -> Exit {
     }
 }
 
-/// Prints what is wrong, and which disks it touches.
+/// Prints the problems and the disks they affect.
 pub fn show(findings: &[MonitorFinding], unlisted_count: u64, page: &mut Page) {
     for finding in findings.iter().take(SHOWN_MAX) {
         let offset = finding

@@ -1,7 +1,7 @@
-//! How answers reach people and scripts.
+//! Output to users and scripts.
 //!
-//! Standard output carries the answer and nothing else: text for people, or with `--json` exactly one document. What
-//! happens on the way (progress, notes, warnings, errors) goes to standard error.
+//! Standard output carries only the report: text for users, or with `--json` exactly one document. Progress, notes,
+//! warnings and errors go to standard error.
 
 mod console;
 mod document;
@@ -31,31 +31,32 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::process::terminal::StreamKind;
 
-/// The answer of a verb: data first, printed for people or as JSON by the same code for all verbs.
+/// The report of a verb: data that is printed as text or as JSON by the same code for all verbs.
 ///
 /// Field names follow `docs/json.md`: units last (`size_bytes`, `duration_ms`), times as RFC 3339 text.
 pub trait Report: serde::Serialize {
     /// The verb, as it is typed: `list`, `image info`.
     fn command(&self) -> &'static str;
 
-    /// How it went, warnings apart.
+    /// The exit code, apart from warnings.
     fn exit(&self) -> Exit {
         Exit::Ok
     }
 
-    /// Whether it only confirms that something was done. With `--quiet`, such an answer is left out where all went well.
+    /// Whether the report only confirms that something was done. With `--quiet`, such a report is omitted after
+    /// success.
     fn is_confirmation(&self) -> bool {
         false
     }
 
-    /// Writes it for people.
+    /// Writes the report as text.
     fn human(&self, page: &mut Page);
 }
 
-/// What the answer is printed as.
+/// The format of reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// Text for people.
+    /// Text for users.
     Human,
     /// One JSON document.
     Json,
@@ -70,22 +71,22 @@ pub struct Output {
 }
 
 impl Output {
-    /// Standard output that is a `kind`, in `format`, with or without colours.
+    /// Standard output of this `kind` and `format`, with or without colours.
     pub fn new(format: Format, kind: StreamKind, paint: Paint) -> Self {
         Self { format, kind, paint }
     }
 
-    /// What the answer is printed as.
+    /// The format of reports.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Whether it shows colours.
+    /// Whether colours are used.
     pub fn paint(&self) -> Paint {
         self.paint
     }
 
-    /// The text of `report` as it goes to standard output.
+    /// The text of `report` for standard output.
     pub fn render<R: Report + ?Sized>(&self, report: &R, exit: Exit, warnings: &[String]) -> Result<String, Error> {
         match self.format {
             Format::Human => {
@@ -97,9 +98,9 @@ impl Output {
         }
     }
 
-    /// Writes bytes that are the answer themselves: a script, a disk.
+    /// Writes raw output: a script, a disk.
     ///
-    /// A reader that goes away early (`holdfast list | head`) has what it wanted: that is no error.
+    /// A reader that closes the pipe early (`holdfast list | head`) is not an error.
     pub fn data(&self, bytes: &[u8]) -> Result<(), Error> {
         let mut stdout = std::io::stdout().lock();
         match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
@@ -108,7 +109,7 @@ impl Output {
         }
     }
 
-    /// Refuses `--json` for a verb whose answer is no report.
+    /// Returns an error if `--json` is used with a verb that has no report.
     pub fn refuse_json(&self, command: &'static str) -> Result<(), Error> {
         match self.format {
             Format::Human => Ok(()),

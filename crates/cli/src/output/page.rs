@@ -1,10 +1,10 @@
-//! Text for people, put together line by line and printed at once.
+//! Text output, collected line by line and printed at once.
 
 use super::{Paint, Style, Table, printable};
 
-/// What a report writes for people.
+/// The text form of a report.
 ///
-/// Every text that goes in is made [`printable`]: verbs need not think of names that others chose.
+/// All text is passed through [`printable`], so that verbs need not sanitize names.
 #[derive(Debug)]
 pub struct Page {
     width: Option<usize>,
@@ -13,7 +13,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// An empty page; `width` is that of the terminal, or none where lines have no end.
+    /// An empty page; `width` is that of the terminal, `None` for unlimited lines.
     pub fn new(width: Option<usize>, paint: Paint) -> Self {
         Self {
             width,
@@ -22,7 +22,7 @@ impl Page {
         }
     }
 
-    /// The width of the terminal; none where lines have no end.
+    /// The width of the terminal; `None` for unlimited lines.
     pub fn width(&self) -> Option<usize> {
         self.width
     }
@@ -43,7 +43,7 @@ impl Page {
         self.text.push('\n');
     }
 
-    /// Names with their values, the values below one another.
+    /// Names with their values, aligned.
     pub fn fields(&mut self, fields: &[(&str, String)]) {
         let width = fields
             .iter()
@@ -63,12 +63,12 @@ impl Page {
         }
     }
 
-    /// A table, as wide as it needs to be and at most as wide as the terminal.
+    /// A table, at most as wide as the terminal.
     pub fn table(&mut self, table: &Table) {
         self.text.push_str(&table.render(self.width, self.paint));
     }
 
-    /// Everything written.
+    /// The complete text.
     pub fn into_text(self) -> String {
         self.text
     }

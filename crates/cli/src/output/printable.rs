@@ -1,13 +1,13 @@
-//! Text from outside made safe for a terminal.
+//! Makes external text safe for a terminal.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// `text` with everything escaped that would not show as a character: control characters, line ends, and marks that turn
-/// the direction of text around.
+/// `text` with all invisible characters escaped: control characters, line ends, and marks that change the direction of
+/// text.
 ///
-/// Names come from repositories and images that others may have written; shown raw, they could move the cursor, recolour
-/// or hide what stands beside them.
+/// Names come from repositories and images that others may have written; unescaped, they could move the cursor, change
+/// colours or hide adjacent text.
 pub fn printable(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_hidden) {
         return Cow::Borrowed(text);
@@ -23,7 +23,7 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// `json` with the same characters escaped as JSON does it, which itself escapes only those below 32. They stand in strings only.
+/// Escapes the same characters in `json`, where the serializer escapes only those below 32. They occur in strings only.
 pub(super) fn printable_json(json: String) -> String {
     if !json.chars().any(is_hidden) {
         return json;
@@ -31,7 +31,7 @@ pub(super) fn printable_json(json: String) -> String {
     let mut safe = String::with_capacity(json.len() + 8);
     for character in json.chars() {
         if is_hidden(character) {
-            // None of them needs two units of UTF-16.
+            // None of them needs two UTF-16 units.
             write!(safe, "\\u{:04x}", u32::from(character)).expect("a string can be written to");
         } else {
             safe.push(character);

@@ -1,4 +1,4 @@
-//! One line that says where a job stands.
+//! The progress line.
 
 use std::time::Duration;
 
@@ -7,42 +7,42 @@ use unicode_width::UnicodeWidthStr as _;
 
 use crate::units;
 
-/// Where a job stands.
+/// The progress of a job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgressLine<'a> {
-    /// Which of several machines or disks this is about.
+    /// Which of several machines or disks it is.
     pub part: Option<Part>,
     /// Name of the phase.
     pub phase: &'a str,
-    /// What it counts.
+    /// The unit of the numbers.
     pub unit: Unit,
-    /// How much is done.
+    /// The amount done.
     pub done: u64,
-    /// How much there is, where that is known.
+    /// The total amount, if known.
     pub total: Option<u64>,
-    /// How much per second.
+    /// Amount per second.
     pub rate: Option<u64>,
-    /// Since the job began.
+    /// Time since the job began.
     pub elapsed: Duration,
-    /// Until the phase ends.
+    /// Estimated time until the phase ends.
     pub left: Option<Duration>,
-    /// What it waits for.
+    /// The bottleneck.
     pub bottleneck: Option<Bottleneck>,
 }
 
-/// A job's place among several of one command.
+/// A job's position among several of one command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Part {
-    /// From 1.
+    /// The position, from 1.
     pub number: usize,
-    /// How many there are.
+    /// The number of jobs.
     pub count: usize,
 }
 
-/// Characters of a bar, without its ends.
+/// Characters of a bar, without its brackets.
 const BAR_WIDTH: usize = 20;
 
-/// How much is done, as a terminal shows it.
+/// The bar on a terminal.
 fn bar(done: u64, total: u64) -> String {
     let filled = (u128::from(done.min(total)) * BAR_WIDTH as u128).checked_div(u128::from(total));
     let filled = filled
@@ -52,12 +52,12 @@ fn bar(done: u64, total: u64) -> String {
 }
 
 impl ProgressLine<'_> {
-    /// The line for a file: everything that is known, and no bar.
+    /// The full line for a file, without a bar.
     pub fn in_full(&self) -> String {
         self.join(self.parts())
     }
 
-    /// The line in at most `width` characters: what matters least goes first when there is no room.
+    /// The line in at most `width` characters; the least important parts are dropped first.
     pub fn fit(&self, width: usize) -> String {
         let mut parts = self.parts();
         if let Some(total) = self.total {
@@ -82,7 +82,7 @@ impl ProgressLine<'_> {
         }
     }
 
-    /// What the line says, each part with its rank: the highest rank is the first to go.
+    /// The parts of the line, each with its rank: the highest rank is dropped first.
     fn parts(&self) -> Vec<(u8, String)> {
         let amount = |amount| match self.unit {
             Unit::Bytes => units::bytes(amount),
@@ -112,7 +112,7 @@ impl ProgressLine<'_> {
     }
 }
 
-/// A time without the fractions that would only flicker.
+/// A time without fractions, which would only flicker.
 fn whole_seconds(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..60 => format!("{seconds} s"),

@@ -1,4 +1,4 @@
-//! Figures in the text format in which Prometheus takes them.
+//! Metrics in the text format of Prometheus.
 //!
 //! Source: <https://prometheus.io/docs/instrumenting/exposition_formats/>, version 0.0.4; names and units as
 //! <https://prometheus.io/docs/practices/naming/> has them.
@@ -7,21 +7,21 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// A figure, of several things.
+/// A metric with its samples.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Metric {
     /// Its name, with its unit.
     pub name: &'static str,
-    /// What it is, for people.
+    /// Its description.
     pub help: &'static str,
     /// Its values.
     pub samples: Vec<Sample>,
 }
 
-/// A value, and of what it is.
+/// A value and its labels.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Sample {
-    /// Of what: names with values.
+    /// Names and values of the labels.
     pub labels: Vec<(&'static str, String)>,
     /// The value.
     pub value: MetricValue,
@@ -38,7 +38,7 @@ pub enum MetricValue {
 }
 
 impl Metric {
-    /// One without values.
+    /// A metric without samples.
     pub fn new(name: &'static str, help: &'static str) -> Self {
         Self {
             name,
@@ -47,7 +47,7 @@ impl Metric {
         }
     }
 
-    /// Adds the value of what has these labels.
+    /// Adds a sample with these labels.
     pub fn add(&mut self, labels: &[(&'static str, &str)], value: MetricValue) {
         let own = |(name, value): &(&'static str, &str)| (*name, (*value).to_owned());
         self.samples.push(Sample {
@@ -57,7 +57,7 @@ impl Metric {
     }
 }
 
-/// Metrics as text; those without a value are left out.
+/// Metrics as text; those without samples are omitted.
 pub fn exposition(metrics: &[Metric]) -> String {
     let mut text = String::new();
     for metric in metrics.iter().filter(|metric| !metric.samples.is_empty()) {
@@ -84,7 +84,7 @@ pub fn exposition(metrics: &[Metric]) -> String {
     text
 }
 
-/// The value of a label. Of what cannot be shown only the line feed can be written.
+/// The escaped value of a label. Of the control characters, the format supports only the line feed.
 fn escaped(value: &str) -> String {
     let mut text = String::new();
     for character in value.chars() {

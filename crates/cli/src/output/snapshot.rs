@@ -1,4 +1,4 @@
-//! Snapshots as answers show them, to people and in documents.
+//! Snapshots as text and in JSON documents.
 
 use std::collections::BTreeMap;
 
@@ -13,33 +13,33 @@ pub struct SnapshotDocument {
     pub id: String,
     /// Its machine.
     pub machine: String,
-    /// The instant, in UTC.
+    /// The point in time, in UTC.
     pub time: String,
-    /// Words to find it by.
+    /// Its tags.
     pub tags: Vec<String>,
     /// The snapshot that it was compared with.
     pub parent: Option<String>,
-    /// The host that wrote it.
+    /// The host that created it.
     pub host: String,
-    /// The program that wrote it.
+    /// The program that created it.
     pub program: String,
-    /// Of what kind its instant is; null where it is of images.
+    /// The consistency of its point in time; null for images.
     pub consistency: Option<String>,
-    /// How its machine was read; null where it is of images.
+    /// How its machine was read; null for images.
     pub method: Option<String>,
-    /// The repository and the snapshot that it is a copy of, with a `/` in between; null where it is none.
+    /// The repository and the snapshot of which it is a copy, separated by a `/`; null if it is no copy.
     pub origin: Option<String>,
     /// Its disks.
     pub disks: Vec<DiskDocument>,
 }
 
-/// A snapshot of a repository that was looked through.
+/// A snapshot in a listing of a repository.
 #[derive(Debug, Serialize)]
 pub struct ListedSnapshot {
-    /// What it is.
+    /// The snapshot.
     #[serde(flatten)]
     pub snapshot: SnapshotDocument,
-    /// Whether it is kept from being removed.
+    /// Whether it is protected from removal.
     pub is_protected: bool,
 }
 
@@ -52,10 +52,10 @@ pub struct DiskDocument {
     pub size_bytes: u64,
     /// "blocks" or "stream".
     pub content: DiskContent,
-    /// What the backup found.
+    /// Statistics of the backup.
     #[serde(flatten)]
     pub statistics: DiskStatistics,
-    /// What was kept with it: its path, its format.
+    /// Notes stored with it: its path, its format.
     pub notes: BTreeMap<String, String>,
 }
 
@@ -89,7 +89,7 @@ impl From<&DiskRecord> for DiskDocument {
     }
 }
 
-/// Bytes of disks that a backup found changed.
+/// Bytes of disks that changed according to the backup.
 pub fn changed_bytes(statistics: &DiskStatistics) -> u64 {
     statistics.known_bytes.saturating_add(statistics.new_bytes)
 }

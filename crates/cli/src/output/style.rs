@@ -1,27 +1,27 @@
-//! Colours, where there is someone to see them.
+//! Colours on terminals.
 
 use crate::args::ColorWhen;
 use crate::process::environment::Environment;
 use crate::process::terminal::StreamKind;
 
-/// What a piece of text is, which decides how it looks.
+/// The role of a text, which decides its appearance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// Ordinary text.
     Plain,
     /// A heading.
     Heading,
-    /// Less important than what stands around it.
+    /// Less important than the surrounding text.
     Faint,
-    /// Something is as it should be.
+    /// Success.
     Good,
-    /// Something wants a look.
+    /// Something needs attention.
     Warning,
-    /// Something is wrong.
+    /// Something failed.
     Bad,
 }
 
-/// Whether styles show.
+/// Whether styles are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Paint {
     /// As colours.
@@ -31,7 +31,8 @@ pub enum Paint {
 }
 
 impl Paint {
-    /// Decides for one stream: `--color always` and `never` count most, then NO_COLOR, then whether a person watches.
+    /// Decides for one stream: `--color always` and `never` take precedence, then NO_COLOR, then whether the stream
+    /// is a terminal.
     pub fn choose(when: ColorWhen, environment: &Environment, kind: StreamKind) -> Self {
         let is_dumb = environment.get("TERM").is_some_and(|term| term == "dumb");
         let wanted = match when {

@@ -6,10 +6,10 @@ use super::{Paint, Style, printable};
 
 /// Characters between two columns.
 const GAP: &str = "  ";
-/// A column that gives way keeps at least as many characters, the mark of the cut included.
+/// A shortened column keeps at least this many characters, including the ellipsis.
 const WIDTH_MIN: usize = 8;
 
-/// On which side of a column its cells stand.
+/// The alignment of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
     /// Text.
@@ -36,7 +36,7 @@ impl Column {
         }
     }
 
-    /// Text that is cut where the terminal is too narrow: names, tags, paths.
+    /// Text that is shortened if the terminal is too narrow: names, tags, paths.
     pub const fn long_text(name: &'static str) -> Self {
         Self {
             name,
@@ -88,8 +88,8 @@ impl Table {
 
     /// The table as lines.
     ///
-    /// Where `width_max` is too narrow, columns of long text are cut, the widest first; where that is not enough the lines
-    /// are longer than the terminal, since a number cut in half is worse than a line that wraps.
+    /// If `width_max` is too narrow, columns of long text are shortened, the widest first. If that is not enough, the
+    /// lines are longer than the terminal, since a truncated number is worse than a wrapped line.
     pub fn render(&self, width_max: Option<usize>, paint: Paint) -> String {
         let widths = self.widths(width_max);
         let header = self
@@ -114,7 +114,7 @@ impl Table {
                 Align::Left => (0, padding),
                 Align::Right => (padding, 0),
             };
-            // Spaces come only before text, so that no line ends in them.
+            // Spaces are written only before text, so that no line ends in spaces.
             if cell.is_empty() {
                 spaces_owed += width + GAP.len();
             } else {
@@ -151,7 +151,7 @@ impl Table {
     }
 }
 
-/// `text` in at most `width` characters; an ellipsis stands for what is missing.
+/// `text` in at most `width` characters; an ellipsis replaces the rest.
 pub(super) fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

@@ -6,33 +6,34 @@ use std::process::{ExitStatus, Stdio};
 
 use holdfast_host::{Wait, command};
 
-/// Bytes of output that a command may write; a password needs far fewer.
+/// Maximum bytes of output of a command; a password needs far fewer.
 const OUTPUT_BYTES_MAX: u64 = 1 << 20;
 
-/// How a command ended and what was made of its output.
+/// The exit status of a command and its processed output.
 #[derive(Debug)]
 pub struct Finished<T> {
-    /// How it ended.
+    /// The exit status.
     pub status: ExitStatus,
-    /// What the reader made of its output.
+    /// The result of the reader.
     pub output: T,
 }
 
-/// Why there is no [`Finished`].
+/// Why a command did not finish.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
     /// The shell does not start, or its output cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// It wrote more than a password command has to say; it was killed.
+    /// It wrote more than the limit, and was killed.
     #[error("it wrote more than {OUTPUT_BYTES_MAX} bytes and was stopped")]
     TooMuchOutput,
 }
 
-/// Runs `words` with `/bin/sh -c`, gives its output to `reader`, and waits for it.
+/// Runs `words` with `/bin/sh -c`, passes its output to `reader`, and waits for it.
 ///
-/// Its standard input is empty, since ours may be the disk that is backed up; its standard error is ours, so that it can
-/// talk to a person. It sees no password. It has as long as it needs: it may be asking a question.
+/// Its standard input is empty, since that of this process may be the disk to back up; it inherits standard error, so
+/// that it can prompt the user. It does not get the password variables. It has no time limit, since it may be asking a
+/// question.
 pub fn run_shell<T>(
     words: &OsStr,
     reader: impl FnOnce(&mut dyn Read) -> std::io::Result<T>,
@@ -48,7 +49,7 @@ pub fn run_shell<T>(
     let stdout = child.stdout.take().expect("standard output is piped");
     let mut bounded = stdout.take(OUTPUT_BYTES_MAX + 1);
     let read = reader(&mut bounded);
-    // A command whose reader goes away early dies of SIGPIPE and looks as if it had failed.
+    // If the reader closed the pipe early, the command would die of SIGPIPE and look as if it had failed.
     let drained = std::io::copy(&mut bounded, &mut std::io::sink());
     if bounded.limit() == 0 {
         child.kill()?;

@@ -1,9 +1,9 @@
-//! The environment variables that the program looks at, read once and passed in.
+//! The environment variables of the program, read once and passed in.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
-/// Where the repository is.
+/// The location of the repository.
 pub const REPOSITORY: &str = "HOLDFAST_REPOSITORY";
 /// File whose first line is the password.
 pub const PASSWORD_FILE: &str = "HOLDFAST_PASSWORD_FILE";
@@ -11,7 +11,7 @@ pub const PASSWORD_FILE: &str = "HOLDFAST_PASSWORD_FILE";
 pub const PASSWORD_COMMAND: &str = "HOLDFAST_PASSWORD_COMMAND";
 /// The password itself.
 pub const PASSWORD: &str = "HOLDFAST_PASSWORD";
-/// Where snapshots are copied to.
+/// The location of the repository that is copied to.
 pub const TO_REPOSITORY: &str = "HOLDFAST_TO_REPOSITORY";
 /// File whose first line is the password of the repository that is copied to.
 pub const TO_PASSWORD_FILE: &str = "HOLDFAST_TO_PASSWORD_FILE";
@@ -23,58 +23,58 @@ pub const TO_PASSWORD: &str = "HOLDFAST_TO_PASSWORD";
 pub const POOL_PASSWORD_FILE: &str = "HOLDFAST_POOL_PASSWORD_FILE";
 /// Command whose first line of output is that password.
 pub const POOL_PASSWORD_COMMAND: &str = "HOLDFAST_POOL_PASSWORD_COMMAND";
-/// That password.
+/// The password of the user of a pool of XenServer.
 pub const POOL_PASSWORD: &str = "HOLDFAST_POOL_PASSWORD";
 /// Fingerprints of certificates of hosts of pools, with commas between them.
 pub const POOL_CERTIFICATE: &str = "HOLDFAST_POOL_CERTIFICATE";
 /// Folder in which systemd puts the credentials of a service.
 pub const CREDENTIALS_DIRECTORY: &str = "CREDENTIALS_DIRECTORY";
 
-/// Where libvirt is: its own tools know it.
+/// The address of libvirt, a variable of libvirt's own tools.
 pub const LIBVIRT_URI: &str = "LIBVIRT_DEFAULT_URI";
 /// The user's folder for sockets.
 pub const RUNTIME_FOLDER: &str = "XDG_RUNTIME_DIR";
 
-/// Where VirtualBox has what belongs to the user: its own programs know it.
+/// The user's VirtualBox folder, a variable of VirtualBox.
 pub const VIRTUALBOX_HOME: &str = "VBOX_USER_HOME";
-/// Where programs are.
+/// Where programs are searched.
 pub const PATH: &str = "PATH";
 
-/// Where the states of machines in host snapshots are kept.
+/// The folder for the states of machines in host snapshots.
 pub const STATES: &str = "HOLDFAST_STATES";
 
-/// The user's folder for what programs keep from run to run.
+/// The user's folder for state that persists between runs.
 pub const STATE_FOLDER: &str = "XDG_STATE_HOME";
 /// The user's folder for configurations.
 pub const CONFIGURATION_FOLDER: &str = "XDG_CONFIG_HOME";
 /// The command that an ssh login requested.
 pub const SSH_COMMAND: &str = "SSH_ORIGINAL_COMMAND";
-/// What is logged, as filters: `debug`, `holdfast_host::qemu=trace`.
+/// Log filters: `debug`, `holdfast_host::qemu=trace`.
 pub const LOG: &str = "HOLDFAST_LOG";
-/// The holdfast.toml.
+/// The path of the holdfast.toml.
 pub const CONFIG: &str = "HOLDFAST_CONFIG";
-/// Folder in which systemd has a service keep its state.
+/// Folder in which systemd stores the state of a service.
 pub const STATE_DIRECTORY: &str = "STATE_DIRECTORY";
 /// Socket at which systemd receives the state of a service.
 pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
-/// How long systemd waits for a sign of life, in microseconds.
+/// Timeout of systemd's watchdog, in microseconds.
 pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
-/// Set where standard error is systemd's journal.
+/// Set if standard error is systemd's journal.
 pub const JOURNAL_STREAM: &str = "JOURNAL_STREAM";
 /// The SSH key that templates are signed with.
 pub const TEMPLATE_KEY: &str = "HOLDFAST_TEMPLATE_KEY";
-/// Whose signatures of templates count.
+/// The file of allowed signers of templates.
 pub const ALLOWED_SIGNERS: &str = "HOLDFAST_ALLOWED_SIGNERS";
-/// Keys whose signatures of templates count no more.
+/// The file of revoked keys.
 pub const REVOKED_SIGNERS: &str = "HOLDFAST_REVOKED_SIGNERS";
-/// The id of a repository that may have taken the place of another one.
+/// The id of a repository that is accepted although another one was seen at its location before.
 pub const ACCEPT_REPOSITORY: &str = "HOLDFAST_ACCEPT_REPOSITORY";
-/// Set for what a scheduler starts: the job.
+/// The job; set for processes that a scheduler starts.
 pub const JOB: &str = "HOLDFAST_JOB";
 /// The user's own folder.
 pub const HOME: &str = "HOME";
 
-/// All of them, with what they are good for.
+/// All variables, with their descriptions.
 pub const VARIABLES: [(&str, &str); 29] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
@@ -122,7 +122,7 @@ pub const VARIABLES: [(&str, &str); 29] = [
     ("NO_COLOR", "no colours unless --color always"),
 ];
 
-/// Which of them counts.
+/// The precedence of the password variables.
 pub const PASSWORD_ORDER: &str = "The password comes from the first of: the options, the variables (only one may be \
     set), the systemd credential, a prompt on the terminal.";
 
@@ -143,12 +143,12 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Those of this process.
+    /// The variables of this process.
     pub fn of_process() -> Self {
         std::env::vars_os().collect()
     }
 
-    /// The value of `name`; a variable that is set to nothing counts as not set.
+    /// The value of `name`; an empty variable counts as not set.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.variables
             .get(OsStr::new(name))

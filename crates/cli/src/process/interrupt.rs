@@ -1,4 +1,5 @@
-//! Ctrl-C: the first asks the job to stop at its next step, the second ends the program at once. SIGUSR1 asks how far it is.
+//! Ctrl-C: the first requests a stop at the job's next step, the second ends the program immediately. SIGUSR1 requests
+//! the progress.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +13,18 @@ use holdfast_host::{NotedWait, WaitKind, waits_under_way};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::{flag, low_level};
 
-/// Signals that have become requests to stop.
+/// Signals that were turned into stop requests.
 #[derive(Debug, Clone)]
 pub struct Listener {
     interrupt: Interrupt,
     signal: Arc<AtomicUsize>,
 }
 
-/// Connects SIGINT, SIGTERM and SIGHUP with a request to stop, which long jobs look at.
+/// Turns SIGINT, SIGTERM and SIGHUP into a stop request, which long jobs check.
 ///
-/// To be called when the job begins, after the password has been asked for: until then a signal ends the program as
-/// usual. A signal that comes when the request is already there does what it does by default, which is to kill.
-/// Where SIGHUP is ignored it stays so: `nohup` wants that.
+/// To be called when the job begins, after the password prompt: until then a signal ends the program as usual. A
+/// signal after the first request has its default effect, which is to kill. An ignored SIGHUP stays ignored, as
+/// `nohup` requires.
 pub fn listen() -> std::io::Result<Listener> {
     let interrupt = Interrupt::new();
     let last = Arc::new(AtomicUsize::new(0));
@@ -31,7 +32,7 @@ pub fn listen() -> std::io::Result<Listener> {
         .into_iter()
         .chain((!is_ignored(SIGHUP)).then_some(SIGHUP));
     for signal in signals {
-        // Order matters: the first action must see the flag as it was before this signal.
+        // Order matters: the first action must see the flag's value before this signal.
         flag::register_conditional_default(signal, interrupt.flag())?;
         let number = usize::try_from(signal).expect("numbers of signals are positive");
         flag::register_usize(signal, Arc::clone(&last), number)?;
@@ -43,28 +44,28 @@ pub fn listen() -> std::io::Result<Listener> {
     })
 }
 
-/// Requests to say how far the job is, which SIGUSR1 makes.
+/// Requests for progress, made by SIGUSR1.
 #[derive(Debug, Clone, Default)]
 pub struct ProgressRequests {
     is_pending: Arc<AtomicBool>,
 }
 
 impl ProgressRequests {
-    /// Makes a request, as the signal does.
+    /// Makes a request, as the signal would.
     pub fn request(&self) {
         self.is_pending.store(true, Ordering::Relaxed);
     }
 
-    /// Takes a request, if there is one.
+    /// Removes and returns whether there is a request.
     pub fn take(&self) -> bool {
         self.is_pending.swap(false, Ordering::Relaxed)
     }
 }
 
-/// Connects SIGUSR1 with requests for progress, and keeps SIGUSR2 from ending the program: backup programs use both for
-/// questions, and by default each of them kills.
+/// Turns SIGUSR1 into requests for progress, and ignores SIGUSR2: backup programs use both signals for status requests,
+/// and the default action of each is to kill.
 ///
-/// To be called when the program begins. Programs that it starts do not inherit this.
+/// To be called when the program starts. Child processes do not inherit this.
 pub fn hear_questions() -> std::io::Result<ProgressRequests> {
     let requests = ProgressRequests::default();
     flag::register(SIGUSR1, Arc::clone(&requests.is_pending))?;
@@ -72,7 +73,7 @@ pub fn hear_questions() -> std::io::Result<ProgressRequests> {
     Ok(requests)
 }
 
-/// Whether the parent process ignores a signal, by proc(5); false where that cannot be read.
+/// Whether the parent process set the signal to be ignored, by proc(5); false if that cannot be read.
 fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -81,12 +82,12 @@ fn is_ignored(signal: i32) -> bool {
 }
 
 impl Listener {
-    /// The request to stop.
+    /// The stop request.
     pub fn interrupt(&self) -> &Interrupt {
         &self.interrupt
     }
 
-    /// The signal that came, if one did.
+    /// The received signal, if any.
     pub fn signal(&self) -> Option<i32> {
         i32::try_from(self.signal.load(Ordering::Relaxed))
             .ok()
@@ -94,14 +95,14 @@ impl Listener {
     }
 }
 
-/// How often it is looked whether a wait keeps a job from stopping.
+/// How often to check whether a blocked wait prevents a job from stopping.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long one may still last that was under way when the job was asked to stop.
+/// How much longer a wait may last that was already in progress at the stop request.
 const GRACE: Duration = Duration::from_millis(900);
-/// How long one may last that began after that, to clear up; and a piece of work.
+/// How long a wait for cleaning up, or a piece of work, may last after the stop request.
 const LONG_GRACE: Duration = Duration::from_secs(5);
 
-/// What keeps a job from stopping that was asked to: waits which nothing but the end of the program ends.
+/// Detects what prevents a job from stopping: waits that only the end of the program ends.
 #[derive(Debug, Default)]
 struct Stuck {
     first_seen: BTreeMap<u64, Duration>,
@@ -109,7 +110,7 @@ struct Stuck {
 }
 
 impl Stuck {
-    /// Looks at what is waited for at `now`. The job was asked to stop before; gives a wait that lasts too long.
+    /// Checks the waits at time `now`, after the stop request; returns one that lasts too long.
     fn look(&mut self, waits: &[(u64, NotedWait)], now: Duration) -> Option<NotedWait> {
         let asked_at = *self.asked_at.get_or_insert(now);
         self.first_seen
@@ -126,8 +127,8 @@ impl Stuck {
     }
 }
 
-/// Ends the program by the signal that requested the stop, where a call that does not return keeps it from ending by itself. `tell` reports
-/// which service does not answer.
+/// Ends the program by the signal that requested the stop, if a blocking call prevents it from ending by itself. `tell`
+/// reports which service does not respond.
 pub fn end_when_stuck(
     listener: &Listener,
     clock: Arc<dyn Clock>,
@@ -153,7 +154,7 @@ pub fn end_when_stuck(
         .map(drop)
 }
 
-/// Ends the program by `signal`, as if it had never been caught; comes back only where that is impossible.
+/// Ends the program by `signal`, as if it had never been caught; returns only if that is impossible.
 ///
 /// A shell whose loop runs the program stops the loop only when it sees that the signal has ended the program.
 pub fn end_by(signal: i32) -> std::io::Result<()> {

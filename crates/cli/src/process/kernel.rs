@@ -1,4 +1,4 @@
-//! What the kernel and a file system can do that makes Holdfast faster or its files smaller.
+//! Kernel and file system features that make Holdfast faster or its files smaller.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -7,24 +7,24 @@ use std::path::Path;
 use holdfast_block::to_usize;
 use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom};
 
-/// Something that a file system may be able to do.
+/// A feature of a file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct FileFeature {
-    /// Its name, as the kernel has it.
+    /// Its name in the kernel.
     pub name: &'static str,
-    /// What Holdfast does with it.
+    /// What Holdfast uses it for.
     pub purpose: &'static str,
-    /// Whether it is there; none where that could not be tried.
+    /// Whether it is supported; `None` if that could not be tested.
     pub present: Option<bool>,
 }
 
-/// The kernel's release, as `uname -r` has it.
+/// The kernel's release, as in `uname -r`.
 pub fn release() -> Option<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
     Some(text.trim().to_owned())
 }
 
-/// Tries what the file system of `folder` can do, on files without a name that are gone at once.
+/// Tests the features of the file system of `folder`, with unnamed temporary files.
 pub fn file_features(folder: &Path) -> Vec<FileFeature> {
     let feature = |name, purpose, present| FileFeature { name, purpose, present };
     let scratch = scratch_file(folder);
@@ -46,7 +46,7 @@ pub fn file_features(folder: &Path) -> Vec<FileFeature> {
 
 const BLOCK: u64 = 64 << 10;
 
-/// A file without a name: a block of data, then a hole.
+/// An unnamed file: a block of data, then a hole.
 fn scratch_file(folder: &Path) -> Option<File> {
     let mut file = unnamed(folder, OFlags::RDWR)?;
     file.write_all(&vec![1; to_usize(BLOCK)]).ok()?;

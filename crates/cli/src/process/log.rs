@@ -1,4 +1,4 @@
-//! The log: what the program does in detail, for reports of faults. Off, unless `--verbose` or `HOLDFAST_LOG` ask for it.
+//! The debug log, for bug reports. Disabled unless `--verbose` or `HOLDFAST_LOG` enables it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,9 +9,9 @@ use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::process::environment::{self, Environment};
 
-/// Where lines of the log go.
+/// The destination of log lines.
 pub trait LogSink: Send + Sync {
-    /// Takes a line, `elapsed` after the program began.
+    /// Writes a line, `elapsed` after the start of the program.
     fn log(&self, elapsed: Duration, record: &Record<'_>);
 }
 
@@ -36,7 +36,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// What is logged at `--verbose` given so many times.
+/// The log level for this many `--verbose`.
 const fn level(verbose: u8) -> Option<LevelFilter> {
     match verbose {
         0 => None,
@@ -60,10 +60,10 @@ fn filter(verbose: u8, environment: &Environment) -> Result<Option<Filter>, Stri
     Ok(Some(builder.build()))
 }
 
-/// Begins to log, where it is asked for.
+/// Starts logging if it is requested.
 ///
 /// # Errors
-/// `HOLDFAST_LOG` is no filter; the message says what is wrong with it.
+/// `HOLDFAST_LOG` is not a valid filter; the message describes the error.
 pub fn begin(
     verbose: u8,
     environment: &Environment,

@@ -1,4 +1,4 @@
-//! What the program's terminal is, and asking a person on it.
+//! Kinds of terminals and streams, and prompts.
 
 use std::io::{IsTerminal, Stderr, Stdout};
 use std::os::fd::AsFd;
@@ -6,11 +6,12 @@ use std::os::fd::AsFd;
 use holdfast_host::Wait;
 use zeroize::Zeroizing;
 
-/// A terminal whose user can be asked.
+/// A terminal on which the user can be prompted.
 pub trait Prompt {
-    /// Shows `text` and reads a line without showing it.
+    /// Shows `text` and reads a line without echo.
     ///
-    /// Answers with an error of the kind `NotFound` or `Unsupported` where there is no terminal.
+    /// # Errors
+    /// Of the kind `NotFound` or `Unsupported` if there is no terminal.
     fn secret(&self, text: &str) -> std::io::Result<Zeroizing<Vec<u8>>>;
 }
 
@@ -23,17 +24,17 @@ impl Prompt for ControllingTerminal {
         if std::fs::File::open("/dev/tty").is_err() {
             return Err(std::io::ErrorKind::NotFound.into());
         }
-        // Where signals are requests to stop already, one ends the wait for the person.
+        // If signals are stop requests already, a signal ends the wait for the user.
         let _wait = Wait::for_answer("the person at the terminal");
         let line = rpassword::prompt_password(text)?;
         Ok(Zeroizing::new(line.into_bytes()))
     }
 }
 
-/// A standard stream, as far as it matters for what is written to it.
+/// The kind of a standard stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamKind {
-    /// A file, a pipe, a journal: lines are not cut.
+    /// A file, a pipe, a journal: lines are not truncated.
     File,
     /// A terminal.
     Terminal {
@@ -54,7 +55,7 @@ impl StreamKind {
     }
 
     fn of(stream: &(impl AsFd + IsTerminal)) -> Self {
-        /// What a terminal that does not know its width gets.
+        /// Width of a terminal that does not report its width.
         const WIDTH_DEFAULT: u16 = 80;
         if !stream.is_terminal() {
             return Self::File;
@@ -64,7 +65,7 @@ impl StreamKind {
         Self::Terminal { width: width.into() }
     }
 
-    /// Characters per line, where lines have an end.
+    /// Characters per line, if limited.
     pub fn width(self) -> Option<usize> {
         match self {
             Self::File => None,

@@ -1,21 +1,22 @@
-//! Times as people write and read them: RFC 3339 with the local offset.
+//! Parsing and printing of times: RFC 3339 with the local offset.
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// A time to the second with the offset of `zone`: `2026-11-20T10:00:00+01:00`.
+/// A time in whole seconds with the offset of `zone`: `2026-11-20T10:00:00+01:00`.
 ///
-/// What is shown can be pasted: `restore web1@2026-11-20T10:00:00+01:00` finds the snapshot of that second.
+/// The output can be used as input: `restore web1@2026-11-20T10:00:00+01:00` finds the snapshot of that
+/// second.
 pub fn local(time: Timestamp, zone: &TimeZone) -> String {
     time.to_zoned(zone.clone()).strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()
 }
 
-/// Now.
+/// The present time.
 pub fn now() -> Timestamp {
     Timestamp::now()
 }
 
-/// A text that is no time.
+/// A text that is not a time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no time with an offset; write it like 2026-11-20T10:00:00+01:00 or 2026-11-20T09:00:00Z")]
 pub struct TimeError {
@@ -23,7 +24,7 @@ pub struct TimeError {
     pub text: String,
 }
 
-/// Reads an RFC 3339 time, which has an offset, from the command line.
+/// Parses an RFC 3339 time with an offset.
 pub fn parse(text: &str) -> Result<Timestamp, TimeError> {
     text.parse().map_err(|_| TimeError { text: text.to_owned() })
 }

@@ -3,7 +3,7 @@
 use super::pages::Pages;
 use crate::Result;
 
-/// The bit of a byte that stands for its first sector.
+/// Which bit of a byte belongs to its first sector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BitOrder {
     /// The lowest bit, as in VHDX.
@@ -21,8 +21,8 @@ impl BitOrder {
         }
     }
 
-    /// The bit of `sector` in the bitmap at `offset`, and how many sectors from there on, at most `count_max`, have
-    /// the same one.
+    /// The bit of `sector` in the bitmap at `offset`, and the number of sectors from there on, at most `count_max`,
+    /// with the same bit.
     pub(crate) fn same(self, pages: &Pages, offset: u64, sector: u64, count_max: u64) -> Result<(u64, bool)> {
         let byte = |sector: u64| -> Result<u8> { Ok(pages.array::<1>(offset + sector / 8)?[0]) };
         let mut current = byte(sector)?;

@@ -124,7 +124,7 @@ impl Layered for TableLayer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // A block is allocated in full, up to the end of the disk: bytes that are missing in the file were cut off.
+        // A block is allocated in full, up to the end of the disk: missing bytes mean that the file is truncated.
         self.check_there(host, buffer.len() as u64)?;
         Ok(self.file.read_at(buffer, host)?)
     }

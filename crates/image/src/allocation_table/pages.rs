@@ -10,9 +10,9 @@ use crate::Result;
 use crate::file::ImageFile;
 use crate::model::shared_cache::SharedCache;
 
-/// Unit of reads.
+/// Size of reads.
 const PAGE_BYTES: u64 = 4096;
-/// Unit of writes: in all formats tables begin and end at sectors, and data may follow in the same page.
+/// Size of writes: in all formats tables begin and end at sectors, and data may follow in the same page.
 pub(crate) const SECTOR_BYTES: u64 = 512;
 
 /// The metadata of an image file, with pending changes.

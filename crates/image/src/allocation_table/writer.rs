@@ -29,7 +29,7 @@ pub(crate) struct TableMut {
 struct TableState {
     layer: TableLayer,
     is_started: bool,
-    /// Why the image cannot be written any more: data that could not be synced may be lost.
+    /// The reason why the image cannot be written any more: data that could not be synced may be lost.
     failure: Option<String>,
 }
 
@@ -136,8 +136,8 @@ impl TableState {
         }
     }
 
-    /// Writes the beginning of `data` where the tables have to change for it; returns the number of bytes, 0 if it can
-    /// be written in place now.
+    /// Writes the beginning of `data` if that requires a change of the tables; returns the number of bytes, 0 if it
+    /// can be written in place now.
     fn extend(&mut self, data: &[u8], offset: u64) -> Result<usize> {
         let run = self.layer.run(offset, (data.len() as u64).min(SPAN_BYTES_MAX))?;
         let unit = self.layer.unit_bytes();
@@ -201,7 +201,7 @@ impl TableState {
         Ok(())
     }
 
-    /// Makes the start of a range without blocks read as zero; returns the end of what was zeroed.
+    /// Makes the start of a range without blocks read as zero; returns the end of the zeroed part.
     fn zero_absent(&mut self, range: Range<u64>) -> Result<u64> {
         let unit = self.layer.tables.zero_bytes();
         let run = self.layer.run(range.start, range.end - range.start)?;

@@ -51,7 +51,7 @@ impl Opener {
         }
         let mut head = vec![0; to_usize(format::HEAD_BYTES.min(file.length_bytes()?))];
         file.read_at(&mut head, 0)?;
-        // A damaged descriptor must not be taken for a raw disk.
+        // A damaged descriptor must not be read as a raw disk.
         if !is_descriptor(&head) && path.file_name() != Some(OsStr::new(FILE_NAME)) {
             return Ok(None);
         }
@@ -112,8 +112,8 @@ impl Opener {
 }
 
 impl Opener {
-    /// The path of a delta, if it may be opened. An absolute path may be that of another host, or outdated after the
-    /// disk was moved or copied: then the file in the folder of the descriptor is used, unless it belongs to another
+    /// The path of a delta, if it may be opened. An absolute path may belong to another host, or be outdated after
+    /// the disk was moved or copied: then the file in the descriptor's folder is used, unless it belongs to another
     /// delta.
     fn place_of(&self, tree: &DeltaTree, delta: &Delta) -> Result<PathBuf> {
         let named = self.keeper.admit(&tree.path, &delta.file);
@@ -184,7 +184,8 @@ impl DeltaTree {
         });
     }
 
-    /// When ploop grows a disk, it resizes the top delta first, and that size counts.
+    /// When ploop grows a disk, it resizes the top delta first, so the size of the top delta takes
+    /// precedence.
     fn size_difference_note(&self, delta_bytes: u64) -> Option<Note> {
         let descriptor_bytes = self.descriptor.disk_bytes();
         (descriptor_bytes != delta_bytes).then(|| Note::DiskSizeDiffers {

@@ -13,9 +13,9 @@ pub struct OpenOptions {
     pub gate: Gate,
     /// Files and folders (with their subfolders) that may be opened although the gate refuses them.
     pub allow: Vec<PathBuf>,
-    /// Pairs of folders: a file in the first one is looked up in the second one, and used if it exists there. It
-    /// serves images in a snapshot of the file system, which refer to their backing files by the original path. The
-    /// first matching pair counts.
+    /// Pairs of folders: a file in the first one is looked up in the second one, and used if it exists there. This
+    /// is for images in a snapshot of the file system, which refer to their backing files by the original path. The
+    /// first matching pair takes precedence.
     pub relocate: Vec<(PathBuf, PathBuf)>,
     /// The external data file to use instead of the one that the image refers to.
     pub data_file: Option<PathBuf>,

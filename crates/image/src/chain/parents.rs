@@ -38,7 +38,7 @@ impl Opener {
             .chain(in_folders)
             .collect();
         for path in candidates {
-            // Skip files that may not be opened.
+            // Skip files that must not be opened.
             let Some(path) = path
                 .to_str()
                 .and_then(|name| self.keeper.admit(&overlay.path, &plain_name(name)).ok())
@@ -142,8 +142,8 @@ impl Opener {
     ) -> Result<OpenedFile> {
         let mut refusal = None;
         let mut candidates = Vec::new();
-        // A path may be that of another host, or outdated after both files were moved: try the folder of the image,
-        // too.
+        // A path may belong to another host, or be outdated after both files were moved: try the folder of the
+        // image as well.
         let same_folder = names.iter().filter(|name| name.contains('/'));
         let same_folder = same_folder.filter_map(|name| Path::new(name).file_name()?.to_str());
         for name in names.iter().map(String::as_str).chain(same_folder) {

@@ -78,7 +78,7 @@ impl DescriptorFile {
 /// A file of one or more flat extents.
 struct FlatFile {
     path: PathBuf,
-    /// Where it begins in the concatenation of all files.
+    /// The offset at which it begins in the concatenation of all files.
     window: u64,
     length_bytes: u64,
     /// The ranges of the file that are used by extents.
@@ -86,8 +86,8 @@ struct FlatFile {
 }
 
 impl FlatFile {
-    /// Where an extent begins in the concatenation of all files. Fails if it ends past the end of its file, or
-    /// overlaps another extent: a write to one would change both.
+    /// The offset at which an extent begins in the concatenation of all files. Fails if it ends past the end
+    /// of its file, or overlaps another extent: a write to one would change both.
     fn take(&mut self, sector: u64, length: u64) -> std::result::Result<u64, &'static str> {
         let start = sector.checked_mul(SECTOR_BYTES);
         let range = start.and_then(|start| Some(start..start.checked_add(length)?));

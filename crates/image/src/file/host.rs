@@ -29,7 +29,7 @@ pub(crate) enum Access {
 #[derive(Debug)]
 pub(crate) struct HostFile {
     file: File,
-    /// Writes that bypass the page cache, for a file that is written once from start to end.
+    /// Writes that bypass the page cache, for a file that is written sequentially once.
     direct: Option<DirectPath>,
     kind: FileKind,
     /// Length when the file was opened for reading. Bytes past it read as zero; bytes that were truncated since are an
@@ -52,7 +52,7 @@ impl HostFile {
     }
 
     /// Opens the file at the canonical `path`, in which no component may be a symbolic link: for names that passed the
-    /// gate, so that a link put there between the check and the open leads nowhere.
+    /// gate, so that a link created between the check and the open is not followed.
     pub(crate) fn open_canonical(path: &Path, access: Access) -> Result<Self> {
         let flags = access.flags() | OFlags::NOFOLLOW;
         let opened = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
@@ -119,7 +119,7 @@ impl HostFile {
         sync_folder_of(path).map_err(|source| Error::io("sync", &directory_of(path), source))
     }
 
-    /// Fails where the file was truncated since it was opened: the missing bytes must not read as zero.
+    /// Fails if the file was truncated since it was opened: the missing bytes must not read as zero.
     fn check_not_cut(&self, offset: u64) -> BlockResult<()> {
         if offset < self.read_bytes {
             let reason = std::io::Error::other("the file was cut off while it was read");
@@ -159,14 +159,15 @@ impl Access {
 
 /// Takes an exclusive record lock on the whole file.
 ///
-/// QEMU keeps shared open-file-description locks on single bytes of every image it has open; these conflict with ours
-/// in both directions, so a running machine's disk cannot be opened for writing, nor ours by a machine.
+/// QEMU keeps shared open-file-description locks on single bytes of every image that it has open. They conflict with
+/// this lock in both directions: the disk of a running machine cannot be opened for writing, and a machine cannot
+/// open a file that is locked here.
 fn lock(file: &File, path: &Path) -> Result<()> {
     match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
         Err(Errno::AGAIN | Errno::ACCESS) => Err(Error::Locked {
             image: path.display().to_string(),
         }),
-        // File systems without locks (some FUSE and 9p mounts) protect no program, QEMU neither.
+        // File systems without locks (some FUSE and 9p mounts) protect no program, including QEMU.
         Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
         Err(errno) => Err(Error::io("lock", path, errno)),
     }
@@ -297,7 +298,7 @@ impl ImageFile for HostFile {
 }
 
 impl HostFile {
-    /// Writes zeroes where the file system cannot punch holes, but never past the end of the file.
+    /// Writes zeroes if the file system cannot punch holes, but never past the end of the file.
     fn fill_with_zeroes(&self, range: Range<u64>) -> BlockResult<()> {
         static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
         let end = range.end.min(self.length_bytes()?);

@@ -124,8 +124,8 @@ impl RecordingFile {
         self.live.bytes.read().unwrap().clone()
     }
 
-    /// The file as a crash after `count` operations may leave it: synced data is there, and of later writes any
-    /// 512-byte sectors that `choose` picks (called with an exclusive upper bound).
+    /// The file after a simulated crash after `count` operations: synced data is present, and of later writes
+    /// only those 512-byte sectors that `choose` picks (called with an exclusive upper bound).
     pub(crate) fn crashed_after(&self, count: usize, mut choose: impl FnMut(u64) -> u64) -> Vec<u8> {
         let operations = self.operations.lock().unwrap();
         let done = &operations[..count];

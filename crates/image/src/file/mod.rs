@@ -20,7 +20,7 @@ pub(crate) use unwritten::UnwrittenFile;
 
 ///
 /// Implementers must
-/// - answer a read with bytes past the end of the file as zeroes, never with a short read;
+/// - return zeroes for bytes past the end of the file, never a short read;
 /// - grow the file on a write past its end, with zeroes in the gap;
 /// - make everything written before a [`sync`](Self::sync) began durable before it returns.
 pub(crate) trait ImageFile: Send + Sync {
@@ -35,7 +35,8 @@ pub(crate) trait ImageFile: Send + Sync {
     /// Makes the file exactly `length_bytes` long; new bytes are zero.
     fn set_length(&self, length_bytes: u64) -> Result<()>;
 
-    /// Makes `range` read as zero and gives its space back where the file system can; never changes the length.
+    /// Makes `range` read as zero and frees its space if the file system supports that; never changes the
+    /// length.
     fn punch(&self, range: Range<u64>) -> Result<()>;
 
     /// Makes all completed writes durable.

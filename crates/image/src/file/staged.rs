@@ -9,8 +9,8 @@ use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result, to_usi
 use super::ImageFile;
 
 const PAGE_BYTES: u64 = 4096;
-/// Limit of the memory for changes, which a hostile image must not exhaust: enough to rewrite the refcounts of 4 TiB
-/// in clusters of 64 KiB.
+/// Limit of the memory for changes, which a malicious image must not exhaust: enough to rewrite the refcounts of 4
+/// TiB in clusters of 64 KiB.
 const CHANGED_BYTES_MAX: u64 = 512 << 20;
 
 /// Memory that a change takes besides its data.
@@ -32,8 +32,8 @@ pub(crate) struct Staged {
 
 struct StagedState {
     length_bytes: u64,
-    /// Bytes of the underlying file are visible up to here. Where the file was truncated and grew again, it reads as
-    /// zero.
+    /// End of the visible part of the underlying file. If the file was truncated and grew again, bytes after it read
+    /// as zero.
     base_end: u64,
     pages: BTreeMap<u64, Box<[u8; to_usize(PAGE_BYTES)]>>,
     /// Whole pages that were punched: end by start. Pages in `pages` take precedence.

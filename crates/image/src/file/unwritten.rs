@@ -1,4 +1,4 @@
-//! A new file whose content is dropped: it has a length only.
+//! A new file that stores only its length and drops its content.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,7 +7,7 @@ use holdfast_block::{ExtentKind, ExtentList, Result};
 
 use super::ImageFile;
 
-/// Reads as zero whatever was written.
+/// Reads as zero, whatever was written.
 #[derive(Debug, Default)]
 pub(crate) struct UnwrittenFile {
     length_bytes: AtomicU64,

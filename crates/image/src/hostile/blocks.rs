@@ -1,6 +1,7 @@
 //! VDI, VHD, VHDX, VMDK and Parallels images: reads, checks, and writes to them.
 //!
-//! Checksums would keep a fuzzer from everything behind them, so they are corrected after the bytes were damaged.
+//! Checksums would hide everything that follows them from a fuzzer, so they are corrected after the bytes were
+//! damaged.
 
 use holdfast_block::hostile::Outcome;
 

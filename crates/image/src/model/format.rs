@@ -12,7 +12,7 @@ use crate::{Error, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Format {
-    /// A raw disk. A file without a known magic number is taken for one.
+    /// A raw disk. A file without a known magic number is treated as one.
     Raw,
     /// QEMU copy-on-write, version 2 or 3.
     Qcow2,

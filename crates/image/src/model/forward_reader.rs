@@ -38,7 +38,7 @@ impl<R: Read> ForwardReader<R> {
         Ok(count)
     }
 
-    /// Fills `buffer`; a stream that ends earlier is cut off in `what`.
+    /// Fills `buffer`; if the stream ends earlier, the error says that it is truncated in `what`.
     pub(crate) fn read(&mut self, buffer: &mut [u8], what: &'static str) -> Result<()> {
         let count = self.read_up_to(buffer)?;
         if count < buffer.len() {
@@ -87,7 +87,7 @@ impl<R: Read> ForwardReader<R> {
         }
     }
 
-    /// The error for a stream that ends too early.
+    /// The error of a truncated stream.
     pub(crate) fn cut_off(&self, what: &'static str) -> Error {
         corrupt(&self.image, what, self.at, "it was cut off: the stream ends here")
     }

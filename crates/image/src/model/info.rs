@@ -12,7 +12,7 @@ pub struct LayerInfo {
     pub path: PathBuf,
     /// Its format.
     pub format: Format,
-    /// Where the format is known from.
+    /// The origin of the format.
     pub format_source: FormatSource,
     /// Size of the disk.
     pub size_bytes: u64,
@@ -64,7 +64,7 @@ pub struct BlockInfo {
     pub kind: ImageKind,
     /// Size of a block in bytes.
     pub block_bytes: u64,
-    /// Sector size of the guest's disk, in which partition tables count.
+    /// For the top: all other deltas of the disk, each of which is a readable snapshot.
     pub sector_bytes: u64,
     /// The identity by which hypervisors and child images recognize it.
     pub id: Option<ImageId>,
@@ -83,8 +83,8 @@ pub struct ParentInfo {
     pub id: Option<ImageId>,
     /// The modification value of the parent when the child was created.
     pub modification: Option<String>,
-    /// Where it was, as the image stores it. Parents of formats that store no name are looked up in the folder of the
-    /// image.
+    /// Its possible paths, as the image stores them. Parents in formats that store no name are looked up in the
+    /// folder of the image.
     pub names: Vec<String>,
 }
 
@@ -116,7 +116,7 @@ impl ImageKind {
     }
 }
 
-/// Where the format of a file is known from.
+/// How the format of a file was determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormatSource {
     /// From the caller.
@@ -173,7 +173,7 @@ pub enum Note {
         /// Size of the top delta, which is used.
         size_bytes: u64,
     },
-    /// The image is marked as corrupt: what is read may be wrong.
+    /// The image is marked as corrupt: its data may be wrong.
     MarkedCorrupt {
         /// The image.
         image: PathBuf,

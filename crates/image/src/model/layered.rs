@@ -10,7 +10,7 @@ use crate::model::mapped_extent::{Compressed, MappedExtent, MappedKind};
 
 const SUB_EXTENT_COUNT_MAX: usize = 256;
 
-/// What absent ranges read as.
+/// The content of absent ranges.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BackingUse {
     /// The backing file, or zero if there is none.
@@ -44,7 +44,7 @@ pub(crate) trait Layered: Send + Sync {
         (0, host)
     }
 
-    /// Fails if the file ends before `host + length`: the data was cut off.
+    /// Fails if the file ends before `host + length`, which means that it is truncated.
     fn check_there(&self, host: u64, length: u64) -> Result<()>;
 
     /// The backing file.
@@ -154,7 +154,7 @@ pub(crate) fn push_file(
     Ok(list.push(length - held, ExtentKind::Data))
 }
 
-/// A layer read with its backing files.
+/// A layer read together with its backing files.
 pub(crate) struct WithBacking<L: ?Sized>(pub(crate) Arc<L>);
 
 /// A layer read alone: absent ranges are reported as absent, and read as zero.

@@ -1,4 +1,4 @@
-//! Where a range of the disk is stored, as the tables of one layer say.
+//! The location of a range of the disk according to the tables of one layer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

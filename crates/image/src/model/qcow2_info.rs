@@ -140,7 +140,7 @@ pub enum BitmapState {
 pub enum Recording {
     /// It records new writes.
     Enabled,
-    /// It stays as it is.
+    /// It is not changed by new writes.
     Disabled,
 }
 

@@ -26,7 +26,7 @@ pub struct CheckReport {
 pub struct Problem {
     /// Whether data is lost.
     pub severity: Severity,
-    /// What is wrong.
+    /// The kind of the problem.
     pub kind: ProblemKind,
 }
 
@@ -39,7 +39,7 @@ pub enum Severity {
     Corruption,
 }
 
-/// What the problem is.
+/// The kind of a problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProblemKind {
@@ -90,7 +90,7 @@ pub enum ProblemKind {
     Entry {
         /// Offset of the disk that it maps.
         disk_offset: u64,
-        /// Why.
+        /// The reason.
         detail: String,
     },
     /// Allocated units of the file that nothing refers to.
@@ -118,7 +118,7 @@ pub enum ProblemKind {
     },
     /// A structure is unreadable.
     Structure {
-        /// Why.
+        /// The reason.
         detail: String,
     },
 }

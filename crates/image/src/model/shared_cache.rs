@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_block::{LruCache, to_usize};
 
-/// Values by host offset; holds at most a number of bytes, or one value where that is larger.
+/// Values by host offset; limited to a number of bytes, or to one value if that is larger.
 ///
-/// The lock is held for a look-up, never for a read from the file: two threads that miss the same value both read it.
+/// The lock is held for a lookup, never during a read from the file: two threads that miss the same value both read
+/// it.
 #[derive(Debug)]
 pub(crate) struct SharedCache<V>(Mutex<LruCache<u64, Arc<V>>>);
 

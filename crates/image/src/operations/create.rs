@@ -30,7 +30,8 @@ pub fn create(path: &Path, options: &CreateOptions) -> Result<()> {
     HostFile::sync_directory(path)
 }
 
-/// Checks that an image of these options can be created; makes nothing. What is at `path` is not looked at.
+/// Checks that an image with these options can be created, without creating it. An existing file at `path` is
+/// ignored.
 ///
 /// # Errors
 /// Those of [`create`].
@@ -38,12 +39,12 @@ pub fn plan_create(path: &Path, options: &CreateOptions) -> Result<()> {
     create_with(path, options, Creation::Nothing)
 }
 
-/// What becomes of the files of a new image.
+/// Whether the files of a new image are created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Creation {
-    /// They are made.
+    /// The files are created.
     Files,
-    /// What would be written to them is dropped.
+    /// Nothing is created; writes are discarded.
     Nothing,
 }
 

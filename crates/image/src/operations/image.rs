@@ -21,11 +21,12 @@ use crate::model::layered::WithBacking;
 use crate::operations::map::{MapEntry, map_at};
 use crate::{CheckReport, Error, Format, Result};
 
-/// Detects the format of the file at `path` by content and name; raw if it is none of the known ones. A folder with
-/// the descriptor of a Parallels disk is one.
+/// Detects the format of the file at `path` by content and name; raw if no known format matches. A folder with a
+/// Parallels descriptor is a Parallels disk.
 ///
-/// The guest of a raw disk may have written what is found here. To read the file, leave [`OpenOptions::format`] out
-/// instead of passing the result: an image whose format is known from its content only may not open other files.
+/// The guest of a raw disk may have written the detected content. To read the file, leave [`OpenOptions::format`]
+/// empty instead of passing the result: an image whose format is known from its content only may not open other
+/// files.
 ///
 /// # Errors
 /// [`Error::NameContradicts`] if the extension stands for another format.
@@ -104,7 +105,7 @@ pub fn cut_off_files(path: &Path, options: &OpenOptions) -> Result<Vec<PathBuf>>
     Ok(found)
 }
 
-/// Fails where the file cannot be opened for writing, or another process has it open.
+/// Fails if the file cannot be opened for writing, or another process has it open.
 pub(crate) fn refuse_unwritable(path: &Path, options: &OpenOptions) -> Result<()> {
     let (found, file) = open_named(path, options.format, Access::Write)?;
     if options.format.is_none() {
@@ -127,7 +128,7 @@ pub(crate) fn refuse_cut_off(path: &Path, options: &OpenOptions) -> Result<()> {
     }
 }
 
-/// Whether the report of a file says that its tables lead past its end.
+/// Whether the report of a file says that its tables refer to offsets past its end.
 fn is_cut_off_by(info: &LayerInfo, report: &CheckReport) -> bool {
     report.corruption_count > 0 && report.image_end > info.file_bytes
 }
@@ -137,7 +138,7 @@ fn is_qcow2_cut_off(file: &OpenedFile, header: &Qcow2Header) -> Result<bool> {
     if refcount::is_cut_off(file, header, &name)? {
         return Ok(true);
     }
-    // Unreadable refcounts say nothing about the end.
+    // Unreadable refcounts give no information about the end.
     let end = match refcount::last_used_end(file, header, &name) {
         Err(error) if error.is_corrupt() => u64::MAX,
         end => end?,

@@ -46,8 +46,8 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
 
 /// An image that is open for writing.
 ///
-/// Dropping it discards writes since the last [`flush`](BlockDeviceMut::flush), as a power cut would; the image stays
-/// consistent.
+/// Dropping it discards writes since the last [`flush`](BlockDeviceMut::flush), as a power failure would; the image
+/// stays consistent.
 pub struct ImageMut {
     device: Box<dyn BlockDeviceMut>,
     infos: Vec<LayerInfo>,

@@ -16,7 +16,7 @@ pub struct MapEntry {
     pub offset: u64,
     /// Length in bytes.
     pub length: u64,
-    /// The layer that has it, 0 being the image itself; [`None`] if no layer has it.
+    /// The layer that stores it, 0 being the image itself; [`None`] if no layer does.
     pub depth: Option<usize>,
     /// How it is stored.
     pub content: MapContent,
@@ -128,7 +128,8 @@ mod tests {
         }
     }
 
-    /// Only a VMDK encodes several files in one offset; an offset of a large raw disk is not decoded like that.
+    /// Only a VMDK encodes several files in one offset; an offset in a large raw disk must not be decoded in
+    /// this way.
     #[test]
     fn large_raw_offsets_map_to_the_first_file() {
         let size = 7 << 60;

@@ -36,7 +36,7 @@ pub enum UnnamedChildren {
     Refuse,
     /// Update them.
     Change,
-    /// Leave them alone: the image is a copy, and they are children of the original.
+    /// Do not change them: the image is a copy, and they are children of the original.
     Leave,
 }
 
@@ -79,7 +79,7 @@ pub fn set_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Re
     Ok(change)
 }
 
-/// Plans the same: everything is checked, and nothing is changed.
+/// Plans the same change: everything is checked, and nothing is changed.
 ///
 /// # Errors
 /// Those of [`set_identity`].
@@ -97,7 +97,7 @@ pub fn plan_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> R
     Ok(change_of(&image, children, new))
 }
 
-/// The children that are to be changed. Comes before taking any lock: closing any descriptor of a file releases it.
+/// The children to change. Called before taking any lock: closing any descriptor of a file releases its lock.
 fn children_of_change(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<Vec<PathBuf>> {
     if new.id.is_nil() {
         return Err(Error::InvalidOption {
@@ -134,7 +134,7 @@ fn options_of_child(image: &OpenedFile, options: &OpenOptions) -> OpenOptions {
     }
 }
 
-/// Opens the children, after all of them and the image were found fit for the new identity.
+/// Opens the children, after checking that all of them and the image can have the new identity.
 fn open_children(
     image: &OpenedFile,
     children: &[PathBuf],

@@ -27,9 +27,9 @@ mod tests;
 /// Whether the planned repair will be executed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RepairIntent {
-    /// It will not: the image is opened for reading only.
+    /// It will not be executed: the image is opened for reading only.
     Look,
-    /// It will: the image is opened for writing, with a lock.
+    /// It will be executed: the image is opened for writing, with a lock.
     Repair,
 }
 

@@ -50,25 +50,25 @@ pub struct ResizeReport {
     pub format: Format,
 }
 
-/// What a resize would do.
+/// The result of planning a resize.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResizePlan {
     /// The sizes.
     pub report: ResizeReport,
-    /// The data past the new end; none if there is none.
+    /// The data past the new end, if any.
     pub lost: Option<LostData>,
 }
 
-/// Data that a resize would cut off.
+/// Data that a resize would discard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LostData {
-    /// How much the image stores past the new end of its disk, with its backing files, in bytes.
+    /// Bytes that the image and its backing files store past the new end of the disk.
     pub data_bytes: u64,
-    /// Offset of the first of it on the disk.
+    /// Disk offset of the first of these bytes.
     pub first_offset: u64,
 }
 
-/// Extents that are asked for at once.
+/// Number of extents that are queried at once.
 const EXTENT_COUNT_MAX: usize = 1024;
 
 /// Resizes the disk of the image at `path` to `new_size_bytes`; durable when this returns. New bytes read as zero.
@@ -88,7 +88,7 @@ pub fn resize(path: &Path, options: &OpenOptions, new_size_bytes: u64, shrink: S
     target.resize(new_size_bytes, shrink, Ok)
 }
 
-/// Plans the same: everything is checked, and the changes are made in memory only.
+/// Plans the same change: everything is checked, and the changes are made in memory only.
 ///
 /// # Errors
 /// Those of [`resize`].
@@ -161,7 +161,7 @@ impl ResizeTarget {
         })
     }
 
-    /// Resizes the image in the file that `writable` makes of its own.
+    /// Resizes the image in the file that `writable` opens for writing or wraps.
     fn resize(
         self,
         new_size_bytes: u64,

@@ -178,7 +178,7 @@ impl Pipeline<'_> {
     }
 }
 
-/// Shuts the pipeline down when the collecting thread leaves, also by a panic: otherwise workers would wait for ever.
+/// Shuts the pipeline down when the collecting thread leaves, also by a panic: otherwise workers would wait forever.
 struct ShutdownGuard<'a, 'b>(&'a PipelineState<'b>);
 
 impl Drop for ShutdownGuard<'_, '_> {

@@ -13,16 +13,17 @@ use crate::writers::lease;
 use crate::writers::lease::Lease;
 
 impl Repository {
-    /// Puts the snapshot under its name; returns the bytes of its object.
+    /// Puts the snapshot's object; returns its length in bytes.
     pub(super) fn commit(&self, lease: &Lease<'_>, manifest: &Manifest) -> Result<u64> {
-        // While our announcement exists, gc does not delete what we refer to; without it, gc may have.
+        // While this writer's announcement exists, gc keeps what the snapshot refers to; without it, gc may
+        // have deleted that.
         let name = snapshot_name(manifest.id);
         if !lease.is_announced()? {
             return Err(revoked(lease));
         }
         let bytes = manifest.encode();
         let put = match self.vault.put_sealed(&name, &bytes) {
-            // It may be there all the same; asking again settles it.
+            // The object may exist in spite of the error; a second put settles it.
             Err(_) => self.vault.put_sealed(&name, &bytes)?,
             Ok(put) => put,
         };
@@ -30,7 +31,8 @@ impl Repository {
             return Err(revoked(lease));
         }
         if matches!(lease.is_announced(), Ok(false)) {
-            // It went between the look and the put, with the mark, as that of a process that is gone: what the snapshot refers to may be deleted.
+            // The announcement disappeared between the check and the put, together with the mark: gc considered this
+            // process dead, and what the snapshot refers to may be deleted.
             let recorded = self.record_never(manifest.id, Some(manifest.copy), UNFINISHED_REASON);
             self.vault.store.delete(&name)?;
             recorded?;
@@ -39,8 +41,8 @@ impl Repository {
         Ok(self.vault.store.length(&name).unwrap_or(bytes.len() as u64))
     }
 
-    /// Makes sure that what a failed backup left does not pass for something that was lost. Where that cannot be done, the
-    /// announcement has to stay: false.
+    /// Ensures that the leftovers of a failed backup are not reported as a lost snapshot. Returns false if that failed;
+    /// then the announcement must remain.
     pub(super) fn close_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: Option<PackId>) -> bool {
         let Some(copy) = copy else { return true };
         let recorded = self.record_unfinished(lease, snapshot, copy);
@@ -61,7 +63,8 @@ impl Repository {
         is_removed && has_others
     }
 
-    /// Records that a snapshot was never committed. By first come, the mark says whether it was after all.
+    /// Records that a snapshot was never committed. The mark is put in the snapshot's place, so it fails if
+    /// the snapshot was committed after all.
     fn record_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: PackId) -> Result<()> {
         let put = with_room(&self.vault, || lease::revoke(&self.vault, &lease.record))?;
         if put == Put::AlreadyExists && !lease::is_revoked(&self.vault, &lease.record)? {
@@ -72,7 +75,7 @@ impl Repository {
     }
 }
 
-/// The error of a writer that was taken for dead.
+/// The error of a writer that was considered dead.
 fn revoked(lease: &Lease<'_>) -> Error {
     Error::Revoked {
         writer: lease.record.writer,

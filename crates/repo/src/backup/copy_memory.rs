@@ -1,4 +1,4 @@
-//! Where chunks of another repository were stored: for repositories with different fingerprint keys.
+//! The locations of copied chunks of another repository, for repositories with different fingerprint keys.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,17 +7,19 @@ use holdfast_block::LruCache;
 use crate::format::pack::Location;
 use crate::id::PackId;
 
-/// Memory for what is known: about 80 GiB of stored disks.
+/// Memory limit for known locations: about 80 GiB of stored disks.
 const MEMORY_BYTES: usize = 32 << 20;
-/// What a frame costs beside its chunks.
+/// Memory of a frame's entry besides its chunks.
 const FRAME_BYTES: usize = 128;
 
-/// Chunks of a frame there, and where they are here: where each begins there, its length, its place; in their order.
+/// Chunks of a frame of the source and their copies: offset in the frame, length, and location in the target; in
+/// ascending order.
 pub(crate) type ChunkPlaces = Vec<(u32, u32, Location)>;
 
-/// What copies from one repository to another learnt on the way, within bounds; so what two machines share is read once.
+/// Locations that copies from one repository to another found so far, within a memory limit, so that data shared by two
+/// machines is read once.
 ///
-/// It is for one such pair, and for one process: what it says is used only if the pack that it names is still there.
+/// It is valid for one pair of repositories in one process; an entry is used only if its pack still exists.
 pub struct CopyMemory(Mutex<LruCache<(PackId, u32), Arc<ChunkPlaces>>>);
 
 impl Default for CopyMemory {
@@ -27,7 +29,7 @@ impl Default for CopyMemory {
 }
 
 impl CopyMemory {
-    /// What is known of a frame there.
+    /// The known chunks of a frame of the source.
     pub(crate) fn places(&self, pack: PackId, frame: u32) -> Option<Arc<ChunkPlaces>> {
         self.0
             .lock()
@@ -35,7 +37,7 @@ impl CopyMemory {
             .get(&(pack, frame))
     }
 
-    /// Learns where chunks of a frame are, beside what is known of it.
+    /// Adds locations of chunks of a frame to the known ones.
     pub(crate) fn learn(&self, pack: PackId, frame: u32, new: &ChunkPlaces) {
         let mut places = new.clone();
         if let Some(known) = self.places(pack, frame) {
@@ -49,7 +51,7 @@ impl CopyMemory {
     }
 }
 
-/// The place of the chunk that begins at `start`.
+/// The location of the chunk that begins at `start`.
 pub(crate) fn location_at(places: &ChunkPlaces, start: u32) -> Option<Location> {
     let index = places.binary_search_by_key(&start, |(start, ..)| *start).ok()?;
     Some(places[index].2)

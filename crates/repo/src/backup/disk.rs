@@ -14,7 +14,7 @@ use crate::format::manifest::DiskStatistics;
 use crate::format::map::{MapReader, MapWriter, PageRef, Piece, PieceContent, Unit};
 use crate::format::pack::{ChunkEntry, Location};
 
-/// What was made of a disk.
+/// The result of backing up a disk.
 pub(crate) struct DiskResult {
     pub(crate) root: Option<PageRef>,
     pub(crate) statistics: DiskStatistics,
@@ -22,7 +22,7 @@ pub(crate) struct DiskResult {
     pub(crate) unreadable_count: u64,
 }
 
-/// Backs up `device`, compared with the disk that `parent` maps; where `changed` is clean, without a look at the device.
+/// Backs up `device`, compared with the disk in `parent`; ranges that are clean in `changed` are not read.
 pub(crate) fn back_up_disk(
     session: &mut Session<'_>,
     name: &str,
@@ -96,15 +96,15 @@ struct DiskBackup<'a, 'session, 'packs> {
     last: BlockClass,
 }
 
-/// How far a range of the parent was taken over.
+/// How far a range of the parent was reused.
 enum CarriedOver {
-    /// To here.
+    /// Up to this offset.
     Until(u64),
-    /// Up to this range, of at most a window, which the parent cannot give.
+    /// Up to the start of this range, at most a window, whose parent data is unusable.
     ToRead(Range<u64>),
 }
 
-/// What the last block of a disk was counted as.
+/// The category that the last block of a disk was counted in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BlockClass {
     Zero,
@@ -134,7 +134,7 @@ impl DiskBackup<'_, '_, '_> {
         Ok(())
     }
 
-    /// Takes over a piece of what the parent has from `range.start` on.
+    /// Reuses data of the parent, from `range.start` on.
     fn carry_over(&mut self, range: Range<u64>) -> Result<CarriedOver> {
         let index = &self.session.index;
         let cursor = self.cursor.as_mut().expect("only with a parent is anything unchanged");
@@ -170,7 +170,7 @@ impl DiskBackup<'_, '_, '_> {
         Ok(())
     }
 
-    /// Adds a changed block to the chunk that is being gathered.
+    /// Adds a changed block to the current chunk.
     fn changed(&mut self, block: &[u8], hash: &BlockHash) -> Result<()> {
         self.session
             .data
@@ -182,7 +182,7 @@ impl DiskBackup<'_, '_, '_> {
         }
     }
 
-    /// Ends the run of changed blocks and puts a piece behind it.
+    /// Ends the run of changed blocks and appends a piece to the map.
     fn place(&mut self, length: u64, content: PieceContent) -> Result<()> {
         self.finish_chunk()?;
         self.put(Piece { length, content })
@@ -193,7 +193,7 @@ impl DiskBackup<'_, '_, '_> {
             .push(piece, &mut self.shared_pages, &mut self.session.page_sink())
     }
 
-    /// Stores the chunk that is being gathered, or drops it because the repository has it.
+    /// Stores the current chunk, or drops it if the repository has it already.
     fn finish_chunk(&mut self) -> Result<()> {
         if self.cutter.hashes().is_empty() {
             return Ok(());
@@ -217,7 +217,8 @@ impl DiskBackup<'_, '_, '_> {
         })
     }
 
-    /// The last block may reach past the end of the disk; what is counted is the disk.
+    /// Corrects the statistics: the last block may extend past the end of the disk, and only bytes of the
+    /// disk count.
     fn count_bytes_of_disk_only(&mut self, size_bytes: u64) {
         let behind = self.map.position() - size_bytes;
         let statistics = &mut self.statistics;

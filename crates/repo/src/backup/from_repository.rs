@@ -29,14 +29,15 @@ use crate::format::pack::{FrameContent, FrameEntry, Location, PackReader};
 use crate::id::{ChunkId, PackId};
 use crate::repository::packs::Packs;
 
-/// Pieces that are gathered before their frames are read: about 4 MiB of memory.
+/// Pieces that are collected before their frames are read: about 4 MiB of memory.
 const BATCH_PIECE_COUNT: usize = 1 << 16;
-/// Pieces of frames whose chunks are not known: about as long as chunks are.
+/// Length of pieces in frames whose chunks are unknown: about that of a chunk.
 const PIECE_BYTES: u32 = 64 << 10;
-/// Bytes of the disk that are gathered to be looked for: about 32,000 chunks, which take 3 MiB; 40 MiB where each is a single block.
+/// Bytes of the disk that are collected before their chunks are looked up: about 32,000 chunks, which take 3 MiB; 40
+/// MiB if each chunk is a single block.
 const BATCH_BYTES: u64 = 2 << 30;
 
-/// Copies a disk; returns where its map is, and what was found.
+/// Copies a disk; returns the root of its map, and statistics.
 pub(crate) fn copy_disk(
     session: &mut Session<'_>,
     name: &str,
@@ -85,7 +86,7 @@ pub(crate) fn copy_disk(
     })
 }
 
-/// What is copied from.
+/// The source of the copy.
 #[derive(Clone, Copy)]
 struct Origin<'a> {
     packs: &'a Packs,
@@ -108,14 +109,14 @@ impl Origin<'_> {
 
 struct DiskCopy<'a, 'session, 'packs> {
     session: &'a mut Session<'session>,
-    /// The parent, where it is a copy of the base.
+    /// The parent, if it is a copy of the base.
     cursor: Option<ParentCursor<'packs>>,
     shared_pages: Option<MapReader<'packs>>,
     map: MapWriter,
     statistics: DiskStatistics,
     frames: FrameQueue<'a>,
     origin: Origin<'a>,
-    /// Whether both repositories recognise bytes alike.
+    /// Whether both repositories compute the same chunk ids.
     is_alike: bool,
 }
 
@@ -137,7 +138,7 @@ impl DiskCopy<'_, '_, '_> {
         self.copy(&batch.parts)
     }
 
-    /// Adds an extent to the batch: as pieces of this repository, or as what has to be copied.
+    /// Adds an extent to the batch: as pieces of this repository, or as data to copy.
     fn gather(&mut self, position: u64, extent: StoredExtent, batch: &mut CopyBatch) {
         let (length, there) = match extent.content {
             StoredExtentContent::Zero => return batch.push_present(extent.length, PieceContent::Zero),
@@ -157,7 +158,7 @@ impl DiskCopy<'_, '_, '_> {
                             batch.push_present(length, PieceContent::Data(here));
                             length
                         }
-                        // A block of zeroes has no place: where the base has one, its copy has no zeroes.
+                        // A block of zeroes has no location: where the base has one, its copy has no zeroes.
                         ParentExtent::Unknown(length) | ParentExtent::Zero(length) => {
                             batch.push_to_copy(length, there.advance(done));
                             length
@@ -170,9 +171,10 @@ impl DiskCopy<'_, '_, '_> {
         batch.push_to_copy(length, there);
     }
 
-    /// Brings over what a batch needs, and writes its part of the map.
+    /// Copies the missing data of a batch, and writes its part of the map.
     ///
-    /// Gc may move things there meanwhile: then all of the batch is looked for again, and what is here by now is found here.
+    /// Gc of the source may move data meanwhile: then the whole batch is resolved again, and data that was copied
+    /// already is found here.
     fn copy(&mut self, batch: &[CopyPart]) -> Result<()> {
         let packs = self.origin.packs;
         let copied = packs.follow(|| {
@@ -212,7 +214,7 @@ impl DiskCopy<'_, '_, '_> {
             .push(piece, &mut self.shared_pages, &mut self.session.page_sink())
     }
 
-    /// Makes sure that all chunks that are needed are here, and says where.
+    /// Ensures that all needed chunks are stored here, and returns their locations.
     fn copy_chunks(&mut self, resolved: &[ResolvedPart]) -> Result<HashMap<(PackId, u32), ChunkPlaces>> {
         let mut needed: BTreeMap<(PackId, u32), Vec<Range<u32>>> = BTreeMap::new();
         for part in resolved {
@@ -266,7 +268,8 @@ impl DiskCopy<'_, '_, '_> {
         Ok(places)
     }
 
-    /// Where the chunks of a frame are that lie in `ranges`, as far as that is known without reading it; and which are to be read.
+    /// The known locations of a frame's chunks in `ranges`, without reading the frame; and the chunks that must be
+    /// read.
     fn locate_chunks(
         &mut self,
         pack: PackId,
@@ -320,7 +323,8 @@ impl DiskCopy<'_, '_, '_> {
         Ok((places, wish))
     }
 
-    /// Where a chunk is here: where it was `learnt` to be, if that is still so, or by its name, if that is its name here.
+    /// The location of a chunk in this repository: the `learnt` one if it is still valid, otherwise by its id if the
+    /// ids are the same here.
     fn find(&mut self, chunk: WantedChunk, learnt: Option<Location>) -> Option<Location> {
         let index = &mut self.session.index;
         let here = match (learnt.filter(|here| index.is_usable(here.pack)), chunk.id) {
@@ -332,8 +336,8 @@ impl DiskCopy<'_, '_, '_> {
     }
 }
 
-/// The chunks of a frame: how long each is, and what it is known by. Where the directory of the pack is lost, they are pieces of the
-/// frame at the same borders for every disk.
+/// The chunks of a frame, with length and id. If the directory of the pack is lost, these are pieces of the frame with
+/// the same boundaries for every disk.
 pub(super) fn chunks_of<'r>(
     reader: &'r PackReader,
     frame: &'r FrameEntry,
@@ -346,7 +350,8 @@ pub(super) fn chunks_of<'r>(
     Box::new(borders.map(|start| (PIECE_BYTES.min(frame.raw_length - start), None)))
 }
 
-/// Marks `error` as one of the source. A missing pack is not marked: it may have been moved, so the caller searches it again.
+/// Marks `error` as an error of the source. A missing pack is not marked: its data may have been moved, so the caller
+/// resolves it again.
 fn with_origin(origin: &Origin<'_>, error: Error) -> Error {
     match error {
         Error::MissingPack { .. } => error,
@@ -354,20 +359,20 @@ fn with_origin(origin: &Origin<'_>, error: Error) -> Error {
     }
 }
 
-/// What a batch is made of.
+/// A part of a batch.
 #[derive(Debug, Clone, Copy)]
 enum CopyPart {
-    /// What this repository has already, or zero.
+    /// Data that this repository has already, or zeroes.
     Present(Piece),
-    /// What is stored in the other repository, at the location in its map.
+    /// Data of the other repository, at the location in its map.
     ToCopy { length: u64, there: Location },
 }
 
-/// The same, by where the bytes are now.
+/// The same with present locations.
 #[derive(Debug, Clone, Copy)]
 enum ResolvedPart {
     Present(Piece),
-    /// Bytes that lie together in a frame.
+    /// Contiguous bytes of a frame.
     ToCopy {
         length: u64,
         there: Location,
@@ -378,7 +383,7 @@ enum ResolvedPart {
 #[derive(Default)]
 struct CopyBatch {
     parts: Vec<CopyPart>,
-    /// Bytes of those that are stored there.
+    /// Bytes of those that must be copied.
     bytes_to_copy: u64,
 }
 
@@ -397,7 +402,7 @@ impl CopyBatch {
     }
 }
 
-/// Follows the relocations there.
+/// Follows the relocations of the source.
 fn resolve(packs: &Packs, batch: &[CopyPart]) -> Result<Vec<ResolvedPart>> {
     let mut resolved = Vec::with_capacity(batch.len());
     for part in batch {
@@ -419,7 +424,7 @@ fn resolve(packs: &Packs, batch: &[CopyPart]) -> Result<Vec<ResolvedPart>> {
     Ok(resolved)
 }
 
-/// The piece of this repository that begins with what is at `there`, of at most `length` bytes: of one chunk.
+/// The piece in this repository that corresponds to `there`, at most `length` bytes, within one chunk.
 fn place_of(places: &HashMap<(PackId, u32), ChunkPlaces>, there: Location, length: u64) -> Piece {
     let chunks = &places[&(there.pack, there.frame)];
     let behind = chunks.partition_point(|(start, ..)| *start <= there.offset);
@@ -431,7 +436,8 @@ fn place_of(places: &HashMap<(PackId, u32), ChunkPlaces>, there: Location, lengt
     }
 }
 
-/// Stores the chunks of a frame that were wanted, as far as they are not here under their names here; says where each is.
+/// Stores the requested chunks of a frame, unless they are stored here under their ids already; returns the location of
+/// each.
 fn store(session: &mut Session<'_>, statistics: &mut DiskStatistics, frame: &FetchedFrame) -> Result<ChunkPlaces> {
     session.check_cancelled()?;
     statistics.read_bytes += frame.wish.stored_bytes;

@@ -1,6 +1,6 @@
 //! Backup: from devices to a committed snapshot.
 //!
-//! 1. The writer announces itself, so that gc knows of packs that nothing refers to yet.
+//! 1. The writer announces itself, so that gc knows about packs without any references yet.
 //! 2. It loads the state of the repository: packs that exist and are not pending deletion, the index, the parent.
 //! 3. Each disk is read in windows. Every block is classified: zero, unchanged since the parent, stored elsewhere in
 //!    the repository, or new. New blocks fill frames, frames fill packs ([`disk`], [`stream`]).
@@ -49,7 +49,7 @@ use request::newest_before;
 pub use request::{BackupProgress, BackupReport, BackupRequest, Parent, Source, SourceData, StoredDisk};
 pub use survey::{CopySurvey, Surveyor};
 
-/// What the repository has, as a backup sees it.
+/// The state of the repository as a backup sees it.
 struct RepositoryView {
     index: ChunkIndex,
     parent: Option<Manifest>,
@@ -73,7 +73,7 @@ impl Repository {
             }
         }
         match &result {
-            // Nothing of ours is referred to, and nothing will be: gc need not wait for us.
+            // The writer's data has no references and will get none, so gc need not wait for it.
             Err(_) => {
                 if self.close_unfinished(&lease, snapshot, tree_pack.get()) {
                     drop(lease.release());
@@ -153,7 +153,7 @@ impl Repository {
         })
     }
 
-    /// Learns what the repository has. The writer's announcement must be there already.
+    /// Loads the state of the repository. The writer must have announced itself already.
     fn view(&self, request: &BackupRequest<'_>, progress: &dyn BackupProgress) -> Result<RepositoryView> {
         self.refresh()?;
         let index = self.usable_index(&mut |warning| progress.warn(warning))?;
@@ -163,9 +163,10 @@ impl Repository {
         })
     }
 
-    /// The index of everything that may be referred to. The caller must already have announced itself.
+    /// The index of everything that a new snapshot may refer to. The caller must have announced itself
+    /// already.
     pub(crate) fn usable_index(&self, warn: &mut dyn FnMut(String)) -> Result<ChunkIndex> {
-        // The order matters: a pack that is condemned after we have looked is not deleted before we end.
+        // The order matters: a pack that is condemned after this read is not deleted before this backup ends.
         let condemned = condemned_packs(&self.vault)?;
         let damaged = damaged_packs(&self.vault)?;
         let mut usable = self.vault.pack_ids()?;
@@ -184,7 +185,7 @@ impl Repository {
         let mut unlisted: Vec<_> = usable.difference(&covered).collect();
         unlisted.sort_unstable();
         for pack in unlisted {
-            // Left by a backup that did not come to its end, or by one that is on its way.
+            // The pack belongs to an interrupted or a concurrent backup.
             match self.packs.reader(*pack) {
                 Ok(reader) => {
                     if index.adopt(*pack, &reader.directory) {
@@ -214,7 +215,7 @@ impl Repository {
     }
 }
 
-/// Draws identities; a source of randomness that fails is found when the backup starts.
+/// Draws random ids; a failing source of randomness is detected when the backup starts.
 struct RandomIds<'a>(&'a Repository);
 
 impl RandomIds<'_> {
@@ -235,7 +236,7 @@ impl RandomIds<'_> {
     }
 }
 
-/// A backup on its way.
+/// A running backup.
 pub(crate) struct Session<'a> {
     packs: Arc<Packs>,
     keys: FingerprintKeys,
@@ -249,7 +250,7 @@ pub(crate) struct Session<'a> {
     progress: &'a dyn BackupProgress,
     draw: &'a RandomIds<'a>,
     lease: &'a Lease<'a>,
-    /// What was found on all disks until now.
+    /// Statistics of all disks so far.
     found: DiskStatistics,
     stored_bytes: u64,
     pack_count: u64,
@@ -272,7 +273,7 @@ impl<'a> Session<'a> {
             SourceData::Disk(_) | SourceData::Changes { .. } => {
                 let (device, changed): (&dyn BlockDevice, _) = match &source.data {
                     SourceData::Disk(device) => (*device, None),
-                    // Without a parent there is nothing that clean could mean.
+                    // Without a parent, "clean" has no meaning.
                     SourceData::Changes { device, changed } => (*device, parent.is_some().then_some(*changed)),
                     SourceData::Stream(_) | SourceData::Stored(_) => unreachable!("the arm is for devices"),
                 };
@@ -311,21 +312,21 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// Where the chunk that was gathered in `data` is, stored now if the repository does not have it.
+    /// Stores the current chunk of `data` if the repository does not have it; returns its location.
     fn store_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
         let location = deduplicate(&mut self.data, &mut self.index, entry, statistics);
         self.collect()?;
         Ok(location)
     }
 
-    /// The same for a chunk that was gathered in `stream`.
+    /// The same for the current chunk of `stream`.
     fn store_stream_chunk(&mut self, entry: ChunkEntry, statistics: &mut DiskStatistics) -> Result<Location> {
         let location = deduplicate(&mut self.stream, &mut self.index, entry, statistics);
         self.collect()?;
         Ok(location)
     }
 
-    /// Takes in packs that have become durable.
+    /// Adds packs that have become durable to the index.
     fn collect(&mut self) -> Result<()> {
         let finished = self.output.finished()?;
         self.take_in(finished)
@@ -346,12 +347,12 @@ impl<'a> Session<'a> {
     fn finish_data(&mut self) -> Result<()> {
         self.data.finish(&mut self.output, Vec::new())?;
         self.stream.finish(&mut self.output, Vec::new())?;
-        // The pack of pages was begun and takes more: it is the one that is not waited for.
+        // The pack of map pages is still open and must not be waited for.
         let finished = self.output.wait_for_ended()?;
         self.take_in(finished)
     }
 
-    /// Makes the maps durable, with a copy of the manifest, and the index about all packs.
+    /// Makes the maps durable, with a copy of the manifest, and the index of all packs.
     fn finish_tree(&mut self, manifest: &Manifest) -> Result<()> {
         self.tree.finish(&mut self.output, manifest.encode())?;
         let finished = self.output.wait_for_ended()?;
@@ -386,7 +387,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Keeps the chunk that `frames` gathered if the repository does not have it, and drops it if it does; says where it is.
+/// Keeps the current chunk of `frames` if the repository does not have it, otherwise drops it; returns its location.
 fn deduplicate(
     frames: &mut FrameStream<'_>,
     index: &mut ChunkIndex,
@@ -405,7 +406,7 @@ fn deduplicate(
     location
 }
 
-/// The parent's disk that `source` is compared with: the one of its name, or the only one where there is only one.
+/// The parent's disk to compare `source` with: the one with the same name, or the only one if both have only one.
 fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> Option<ParentMap> {
     let content = match &source.data {
         SourceData::Disk(_) | SourceData::Changes { .. } => DiskContent::Blocks,
@@ -426,7 +427,7 @@ fn parent_disk(parent: &Manifest, source: &Source<'_>, source_count: usize) -> O
         })
 }
 
-/// Where the pages of a map go: the frames for pages.
+/// Stores the pages of a map in frames for pages.
 struct TreeSink<'a, 'frames> {
     tree: &'a mut FrameStream<'frames>,
     output: &'a mut PackOutput<'frames>,

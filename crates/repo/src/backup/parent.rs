@@ -23,12 +23,12 @@ impl ParentMap {
     }
 }
 
-/// Walks the parent's map beside the disk that is backed up.
+/// Walks the parent's map in parallel with the disk that is backed up.
 pub(crate) struct ParentCursor<'a> {
     map: MapReader<'a>,
     packs: &'a Packs,
     leaf: Option<LastLeaf>,
-    /// The leaf's pieces and where each begins on the disk.
+    /// The leaf's pieces, each with its offset on the disk.
     pieces: Vec<(u64, Piece)>,
     next_piece: usize,
     run: Option<Run>,
@@ -48,24 +48,24 @@ struct LastLeaf {
 enum MappedBlock {
     /// It is in this piece, which begins at this offset.
     Piece(u64, Piece),
-    /// It is zero, as all is up to this offset.
+    /// Zeroes up to this offset.
     Zero(u64),
-    /// Of this and all that follows up to this offset the map is lost.
+    /// The map is unreadable from here up to this offset.
     Lost(u64),
 }
 
-/// What the parent has at a place: so many bytes, whole blocks.
+/// The content of the parent at an offset, with its length in bytes, a multiple of the block size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ParentExtent {
     /// Zeroes.
     Zero(u64),
-    /// Stored bytes, all of them in one frame.
+    /// Stored data, all of it in one frame.
     Data(Location, u64),
-    /// It has nothing, or nothing that can be used.
+    /// No data, or no usable data.
     Unknown(u64),
 }
 
-/// Blocks of the parent that lie together in one frame.
+/// Adjacent blocks of the parent in one frame.
 struct Run {
     start: u64,
     end: u64,
@@ -86,9 +86,9 @@ impl<'a> ParentCursor<'a> {
         }
     }
 
-    /// Where the block at `offset` is stored already, if the parent has the same block there in a usable pack.
+    /// The stored location of the block at `offset`, if the parent has the same block there in a usable pack.
     ///
-    /// Offsets must not go backwards.
+    /// Offsets must be ascending.
     pub(crate) fn unchanged(
         &mut self,
         offset: u64,
@@ -108,12 +108,12 @@ impl<'a> ParentCursor<'a> {
         (print == print_of(hash)).then_some(location)
     }
 
-    /// What the parent has from `range.start` on, as far as it is of one kind, and not beyond `range`.
+    /// The longest extent of one kind that the parent has from `range.start` on, within `range`.
     ///
-    /// Offsets must not go backwards, and are whole blocks.
+    /// Offsets must be ascending and multiples of the block size.
     pub(crate) fn carried(&mut self, range: Range<u64>, is_usable: impl Fn(PackId) -> bool) -> ParentExtent {
         let offset = range.start;
-        // Behind its end the last block is zero, here and there.
+        // The last block is padded with zeroes, in both snapshots.
         let end = range.end.min(self.map.size_bytes().next_multiple_of(BLOCK_BYTES));
         if offset >= end {
             return ParentExtent::Unknown(range.end - offset);
@@ -169,18 +169,18 @@ impl<'a> ParentCursor<'a> {
         }
         match self.pieces.get(self.next_piece) {
             Some((start, piece)) => MappedBlock::Piece(*start, *piece),
-            // The pieces of a leaf are all of it; one that has none is zero.
+            // The pieces of a leaf cover it completely; a leaf without pieces is zero.
             None => MappedBlock::Zero(leaf_end),
         }
     }
 
-    /// Where the leaves without a page end that begin with leaf `number`. Subtrees without a page are skipped as a whole, so
-    /// that the work does not grow with the size of the disk.
+    /// The end of the run of leaves without a page that begins with leaf `number`. Subtrees without a page are skipped
+    /// as a whole, so that the work does not grow with the size of the disk.
     fn end_of_zeroes(&mut self, number: u64) -> u64 {
         match self.map.next_leaf(number) {
             Ok(Some(next)) => next * LEAF_BYTES,
             Ok(None) => self.map.size_bytes().next_multiple_of(BLOCK_BYTES),
-            // What cannot be read is reported when its turn comes.
+            // An unreadable page is reported when the walk reaches it.
             Err(_) => (number + 1).saturating_mul(LEAF_BYTES),
         }
     }
@@ -206,7 +206,7 @@ impl<'a> ParentCursor<'a> {
             return Ok(None);
         }
         let prints = self.packs.prints(location.pack, location.frame)?;
-        // Reading may have shown that the directory of the pack is damaged.
+        // Reading may have revealed that the directory of the pack is damaged.
         if !is_usable(location.pack) {
             return Ok(None);
         }

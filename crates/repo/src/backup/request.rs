@@ -12,27 +12,28 @@ use crate::id::SnapshotId;
 use crate::progress::stage::{NoStageTimer, StageTimer};
 use crate::repository::Repository;
 
-/// What is backed up as one disk.
+/// A source that is backed up as one disk.
 pub struct Source<'a> {
     /// The disk's name within the machine.
     pub name: String,
-    /// Where its bytes come from.
+    /// The content of the disk.
     pub data: SourceData<'a>,
-    /// What to keep with the disk: its format, where it was.
+    /// Notes to store with the disk: its format, its original path.
     pub notes: BTreeMap<String, String>,
 }
 
-/// Where the bytes of a disk come from.
+/// The source of a disk's bytes.
 pub enum SourceData<'a> {
-    /// A device that does not change meanwhile.
+    /// A device that does not change during the backup.
     Disk(&'a dyn BlockDevice),
     /// A device with a bitmap of the ranges that may differ from the disk of this name in the parent.
     ///
-    /// What is clean is taken from there without being read, unless the parent cannot be used at that place.
+    /// Clean ranges are taken from the parent without being read, unless the parent is unusable there.
     Changes {
-        /// The device; it does not change meanwhile.
+        /// The device; it must not change during the backup.
         device: &'a dyn BlockDevice,
-        /// Where it may differ. A wrong bitmap makes a wrong snapshot: the caller is responsible for it.
+        /// The ranges that may differ. The caller must guarantee that the bitmap is correct; otherwise the
+        /// snapshot is wrong.
         changed: &'a DirtyBitmap,
     },
     /// A stream, read to its end.
@@ -41,29 +42,29 @@ pub enum SourceData<'a> {
     Stored(StoredDisk<'a>),
 }
 
-/// A disk of a snapshot in another repository. Its figures, how it was cut, and what was kept with it stay what they are.
+/// A disk of a snapshot in another repository. Its statistics, content kind and notes are kept.
 #[derive(Clone, Copy)]
 pub struct StoredDisk<'a> {
-    /// The repository that it is in.
+    /// The source repository.
     pub repository: &'a Repository,
     /// The disk.
     pub disk: &'a DiskRecord,
     /// The disk of the other repository of which the parent's disk of this name is an exact copy; shared data is taken
     /// from the parent. The caller is responsible for its correctness.
     pub base: Option<&'a DiskRecord>,
-    /// Called before so many bytes are read from the other repository, to limit the rate.
+    /// Called before this many bytes are read from the source repository, to limit the rate.
     pub pace: &'a (dyn Fn(u64) + Sync),
-    /// What copies between the two repositories have learnt until now.
+    /// Locations that earlier copies between the two repositories found.
     pub memory: &'a CopyMemory,
 }
 
-/// Which snapshot a backup is compared with.
+/// The snapshot to compare a backup with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Parent {
     /// The newest snapshot of the same machine.
     #[default]
     Newest,
-    /// A certain one.
+    /// This snapshot.
     Named(SnapshotId),
     /// None: every block is looked up.
     None,
@@ -71,38 +72,38 @@ pub enum Parent {
 
 /// What to back up.
 pub struct BackupRequest<'a> {
-    /// The machine.
+    /// The name of the machine.
     pub machine: String,
-    /// The instant, in milliseconds since 1970-01-01 UTC.
+    /// The point in time, in milliseconds since 1970-01-01 UTC.
     pub time_ms: i64,
-    /// Words to find the snapshot by.
+    /// Tags of the snapshot.
     pub tags: Vec<String>,
-    /// Which snapshot to compare with.
+    /// The snapshot to compare with.
     pub parent: Parent,
-    /// The host and the program, for the manifest.
+    /// The host, for the manifest.
     pub host: String,
-    /// The program that asks.
+    /// The program, for the manifest.
     pub program: String,
-    /// What to keep with the snapshot.
+    /// Notes to store with the snapshot.
     pub notes: BTreeMap<String, String>,
     /// The disks.
     pub sources: Vec<Source<'a>>,
-    /// Threads for each of reading and compressing; with none, everything is done by the caller, in a fixed order.
+    /// Number of threads for each of reading and compressing; with 0 the caller does everything, in a fixed order.
     pub thread_count: usize,
 }
 
 /// Receives the progress of a backup, and may cancel it.
 pub trait BackupProgress: Sync {
-    /// So many more bytes of disk are done.
+    /// Reports that this many more bytes of disk are done.
     fn advance(&self, bytes: u64);
 
-    /// Something good to know.
+    /// Reports information for the user.
     fn note(&self, message: String);
 
-    /// Something that did not stop the backup, but that a person should know.
+    /// Reports a problem that did not stop the backup.
     fn warn(&self, message: String);
 
-    /// Set to stop the backup: nothing is committed, and what was stored is found again by the next one.
+    /// Set to stop the backup: nothing is committed, and the next backup reuses what was stored.
     fn cancelled(&self) -> &AtomicBool;
 
     /// Measures the time that the backup spends in its stages; measures nothing by default.
@@ -111,22 +112,22 @@ pub trait BackupProgress: Sync {
     }
 }
 
-/// What a backup did.
+/// The result of a backup.
 #[derive(Debug, Clone)]
 pub struct BackupReport {
     /// The snapshot, as committed.
     pub snapshot: Manifest,
-    /// What was found on all disks together. What is said of disks that were copied is what was found when they were backed up;
-    /// here is what was found when they were copied, and what was read is counted as it is stored.
+    /// Statistics of all disks. For copied disks, the manifest keeps the statistics of the original backup; these here
+    /// are those of the copy, with bytes read as they are stored.
     pub statistics: DiskStatistics,
-    /// Bytes that the repository has grown by, everything counted.
+    /// Bytes by which the repository has grown, including all objects.
     pub stored_bytes: u64,
-    /// Packs that were written.
+    /// Number of packs written.
     pub pack_count: u64,
 }
 
-/// The newest of `manifests`, which are sorted by time, that is not later than `now_ms`. One of the future, from a clock that was wrong
-/// once, is the last choice.
+/// The newest of `manifests`, which are sorted by time, that is not later than `now_ms`. A snapshot in the future, made
+/// with a wrong clock, is only used if there is no other.
 pub(super) fn newest_before(mut manifests: Vec<Manifest>, now_ms: i64) -> Option<Manifest> {
     match manifests.iter().rposition(|manifest| manifest.time_ms <= now_ms) {
         Some(place) => Some(manifests.swap_remove(place)),

@@ -20,14 +20,14 @@ const CHUNK_BYTES_MIN: usize = 16 << 10;
 const CHUNK_BYTES_AVERAGE: usize = 64 << 10;
 const CHUNK_LENGTH_MAX: usize = holdfast_block::to_usize(CHUNK_BYTES_MAX);
 
-/// What was made of a stream.
+/// The result of backing up a stream.
 pub(crate) struct StreamResult {
     pub(crate) root: Option<PageRef>,
     pub(crate) size_bytes: u64,
     pub(crate) statistics: DiskStatistics,
 }
 
-/// Backs up everything that `stream` has.
+/// Backs up the whole of `stream`.
 pub(crate) fn back_up_stream(
     session: &mut Session<'_>,
     name: &str,
@@ -64,7 +64,7 @@ pub(crate) fn back_up_stream(
     })
 }
 
-/// Reads ahead far enough to see where a chunk ends.
+/// A buffer that reads ahead far enough to find the end of a chunk.
 struct StreamBuffer {
     bytes: Vec<u8>,
     start: usize,
@@ -82,7 +82,7 @@ impl StreamBuffer {
         }
     }
 
-    /// The next chunk; none at the end of the stream.
+    /// The next chunk; `None` at the end of the stream.
     fn next_chunk(&mut self, name: &str, stream: &mut dyn Read) -> Result<Option<&[u8]>> {
         if !self.ended && self.bytes.len() - self.start < CHUNK_LENGTH_MAX {
             self.fill(name, stream)?;

@@ -9,19 +9,22 @@ use crate::read::frame_set::FrameSet;
 use crate::repository::Repository;
 use crate::repository::chunk_index::ChunkIndex;
 
-/// Memory for the frames that were counted: about 12 TiB of stored data.
+/// Memory limit for frames that were counted: about 12 TiB of stored data.
 const SEEN_BYTES_MAX: usize = 10 << 20;
 
-/// What there is to copy, about: a frame that several disks need parts of is counted with the part that the first needs.
+/// Estimated amount of data to copy: a frame that several disks need parts of is counted with the part that the first
+/// disk needs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CopySurvey {
-    /// Bytes to be read, as they are stored.
+    /// Bytes to read from the store of the source.
     pub read_bytes: u64,
-    /// Bytes of disks in what is read, before compression: where repositories recognise bytes alike, only what the target lacks.
+    /// Bytes of disks to read, before compression; between repositories with the same chunk ids, only what the target
+    /// lacks.
     pub new_bytes: u64,
 }
 
-/// Looks what copies would bring over, one disk after the other; what one brings is there for the next.
+/// Determines what copies would transfer, one disk after another; data that one disk brings counts as present
+/// for the next.
 pub struct Surveyor<'a> {
     target: &'a Repository,
     index: ChunkIndex,
@@ -29,10 +32,11 @@ pub struct Surveyor<'a> {
 }
 
 impl Repository {
-    /// Looks at what copies to this repository would bring over.
+    /// Creates a [`Surveyor`] of copies to this repository.
     pub fn surveyor(&self) -> Result<Surveyor<'_>> {
         self.refresh()?;
-        // Nothing is announced and nothing refers to what is found: an index that is out of date makes a figure wrong.
+        // No announcement is needed, since nothing will refer to the result: an outdated index only makes the estimate
+        // inexact.
         let (segments, _) = self.vault.segments()?;
         let (packs, keys) = (std::sync::Arc::clone(&self.packs), self.vault.segment_keys());
         Ok(Surveyor {
@@ -44,7 +48,7 @@ impl Repository {
 }
 
 impl Surveyor<'_> {
-    /// Counts what copying `stored` would bring over.
+    /// Counts what a copy of `stored` would transfer.
     pub fn survey_disk(&mut self, stored: &StoredDisk<'_>) -> Result<CopySurvey> {
         let packs = &stored.repository.packs;
         let is_alike = self.target.has_same_fingerprints(stored.repository);

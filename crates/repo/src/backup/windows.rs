@@ -16,7 +16,7 @@ use crate::format::fingerprint::{BATCH_BLOCK_COUNT, BLOCK_BYTES, BLOCK_LENGTH, B
 use crate::packing::BufferPool;
 use crate::progress::stage::{Stage, StageTimer, timed};
 
-/// Bytes of a window: large enough for a good read, small enough for a core's own cache.
+/// Bytes of a window: large enough for efficient reads, small enough for the cache of a core.
 pub(crate) const WINDOW_BYTES: u64 = 1 << 20;
 const WINDOW_BLOCK_COUNT: usize = to_usize(WINDOW_BYTES / BLOCK_BYTES);
 const EXTENT_COUNT_MAX: usize = 256;
@@ -24,23 +24,23 @@ const EXTENT_COUNT_MAX: usize = 256;
 /// The hash of a block, or that it is zero.
 pub(crate) type HashedBlock = Option<BlockHash>;
 
-/// What comes next on the source.
+/// The next item of the source.
 pub(crate) enum SourceItem {
-    /// So many bytes of zero, whole blocks.
+    /// A number of zero bytes, a multiple of the block size.
     Zero(u64),
     /// Blocks that were read.
     Window(Window),
-    /// Blocks that were not read, because they are what they were in the parent.
+    /// Blocks that were not read, because they are unchanged since the parent.
     Unchanged(Range<u64>),
 }
 
 /// Blocks that were read and hashed.
 pub(crate) struct Window {
     pub(crate) offset: u64,
-    /// Whole blocks; behind the end of the device they are zero.
+    /// Whole blocks; past the end of the device they are zero.
     pub(crate) data: Vec<u8>,
     pub(crate) hashes: Vec<HashedBlock>,
-    /// Bytes that were really read.
+    /// Bytes that were actually read.
     pub(crate) read_bytes: u64,
 }
 
@@ -57,10 +57,10 @@ enum Plan {
 /// Walks the extents of a source.
 struct Planner<'a> {
     device: &'a dyn BlockDevice,
-    /// Where it may differ from the parent, where that is known.
+    /// The ranges that may differ from the parent, if known.
     changed: Option<&'a DirtyBitmap>,
     position: u64,
-    /// Data ranges that begin at or behind `position`, widened to whole blocks, as far as `known_end`.
+    /// Data ranges that begin at or after `position`, extended to whole blocks, up to `known_end`.
     ranges: std::collections::VecDeque<Range<u64>>,
     known_end: u64,
 }
@@ -81,7 +81,7 @@ impl<'a> Planner<'a> {
         self.device.size_bytes().next_multiple_of(BLOCK_BYTES)
     }
 
-    /// Asks for extents until they reach `offset` or a data range is known.
+    /// Queries extents until they reach `offset` or a data range is known.
     fn look_ahead(&mut self, offset: u64) -> Result<(), DeviceError> {
         let size = self.device.size_bytes();
         while self.known_end < offset.min(size) {
@@ -106,7 +106,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// The end of the changed blocks that begin at `position`; the blocks before them that did not change, where there are any.
+    /// The end of the changed blocks that begin at `position`; and the unchanged blocks before them, if any.
     fn skip_unchanged(&mut self) -> (u64, Option<Range<u64>>) {
         let end = self.end();
         let Some(changed) = self.changed else {
@@ -145,7 +145,7 @@ impl<'a> Planner<'a> {
         }
         let first = self.ranges.front().map_or(end, |range| range.start.max(self.position));
         if first >= window_end {
-            // No data up to the window of the first range: one run of zero, however long.
+            // No data before the window of the first range: a single run of zeroes of any length.
             let zero_end = (first / WINDOW_BYTES * WINDOW_BYTES).max(window_end).min(end);
             let length = zero_end - self.position;
             self.position = zero_end;
@@ -188,7 +188,7 @@ impl WindowReader<'_> {
         }
     }
 
-    /// Reads those ranges of a window that hold data.
+    /// Reads the data ranges of a window.
     fn read(&self, window: Range<u64>, ranges: &[Range<u64>]) -> Result<Window, DeviceError> {
         let offset = window.start;
         let length = window.end - offset;
@@ -215,7 +215,7 @@ impl WindowReader<'_> {
     }
 }
 
-/// Hashes the blocks that are not zero, many side by side.
+/// Hashes the non-zero blocks, many in parallel.
 fn hash_data(keys: &FingerprintKeys, blocks: &[[u8; BLOCK_LENGTH]], hashes: &mut [HashedBlock]) {
     for (blocks, hashes) in blocks
         .chunks(BATCH_BLOCK_COUNT)
@@ -247,14 +247,14 @@ struct ReaderShared<'a> {
 
 struct PlannerState<'a> {
     planner: Planner<'a>,
-    /// Items given out to readers, and taken by the coordinator.
+    /// Number of items assigned to readers, and number taken by the coordinator.
     issued: u64,
     taken: u64,
     done: bool,
 }
 
 impl ReaderShared<'_> {
-    /// The next thing to read, when it is time for it; none at the end.
+    /// The next task, when the reader may take it; `None` at the end.
     fn next(&self) -> Option<(u64, Result<Plan, DeviceError>)> {
         let mut state = self.planner.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -284,7 +284,7 @@ impl ReaderShared<'_> {
     }
 }
 
-/// A source, as the coordinator sees it.
+/// The coordinator's view of a source.
 pub(crate) struct SourceReader<'a> {
     mode: ReadMode<'a>,
     windows: WindowReader<'a>,
@@ -302,7 +302,7 @@ enum ReadMode<'a> {
 }
 
 impl<'a> SourceReader<'a> {
-    /// A reader with `reader_count` threads in `scope`; with none, the caller reads.
+    /// A reader with `reader_count` threads in `scope`; with 0, the caller reads.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
         device: &'a dyn BlockDevice,
@@ -352,7 +352,7 @@ impl<'a> SourceReader<'a> {
         }
     }
 
-    /// What comes next; none at the end of the device.
+    /// The next item; `None` at the end of the device.
     pub(crate) fn next(&mut self) -> Result<Option<SourceItem>, DeviceError> {
         match &mut self.mode {
             ReadMode::Inline(planner) => match planner.next()? {
@@ -372,19 +372,19 @@ impl<'a> SourceReader<'a> {
                 }
                 match timed(self.timer, Stage::AwaitReaders, || reads.recv()) {
                     Ok((number, item)) => early.insert(number, item),
-                    // All readers are done, and nothing is left.
+                    // All readers have ended and no item is left.
                     Err(_) => return Ok(None),
                 };
             },
         }
     }
 
-    /// Reads blocks that were not to be read, `range` within one window.
+    /// Reads blocks that were skipped at first, `range` within one window.
     pub(crate) fn read(&self, range: Range<u64>) -> Result<Window, DeviceError> {
         self.windows.read(range.clone(), &[range])
     }
 
-    /// Gives a window's memory back.
+    /// Returns the memory of a window for reuse.
     pub(crate) fn recycle(&self, window: Window) {
         self.windows.pool.give(window.data);
     }
@@ -424,7 +424,8 @@ mod tests {
         FingerprintKeys::new(&MasterSecret::generate(&SystemRandomness).unwrap().keyring())
     }
 
-    /// Every byte comes once and in order, holes are not read, and threads change nothing.
+    /// Every byte is returned once and in order, holes are not read, and the number of threads makes no
+    /// difference.
     #[test]
     fn a_source_is_read_in_order_and_holes_are_not() {
         let size = (9 << 20) + 5;

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::format::manifest::{Manifest, snapshot_name};
 use crate::id::SnapshotId;
 
-/// What was found to differ from a device.
+/// The differences found between a disk and a device.
 #[derive(Debug, Default)]
 pub(crate) struct Differing {
     ranges: Vec<Range<u64>>,
@@ -17,7 +17,7 @@ pub(crate) struct Differing {
     pub(crate) compared_bytes: u64,
 }
 
-/// Ranges of differences that are kept before they are joined.
+/// Maximum number of difference ranges that are kept before they are joined.
 const DIFFERENCE_COUNT_MAX: usize = 1 << 16;
 
 impl Differing {
@@ -31,7 +31,7 @@ impl Differing {
     }
 }
 
-/// Adds to `findings` that a disk differs from the device that it is compared with; returns how many bytes were compared.
+/// Adds a finding if a disk differs from the device; returns the number of bytes compared.
 pub(crate) fn report_differing(
     manifest: &Manifest,
     compare: &Compare<'_>,
@@ -64,10 +64,10 @@ pub(crate) fn report_differing(
 /// A disk and the device that it should equal.
 #[derive(Clone, Copy)]
 pub struct Compare<'a> {
-    /// The snapshot; verified even if it was not selected.
+    /// The snapshot; it is verified even if it is not selected.
     pub snapshot: SnapshotId,
-    /// The disk's name; none for its only one.
+    /// The disk's name; `None` for the only disk.
     pub disk: Option<&'a str>,
-    /// What to compare with; another size than the disk's is a finding of its own.
+    /// The device to compare with; a different size is a separate finding.
     pub device: &'a dyn BlockDevice,
 }

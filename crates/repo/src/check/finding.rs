@@ -9,41 +9,41 @@ use crate::id::{PackId, SnapshotId};
 use crate::key::KeyError;
 use crate::store::{ObjectName, StoreError};
 
-/// Findings that are listed one by one; the others are counted.
+/// Maximum number of findings that are listed; more are only counted.
 pub(crate) const FINDING_COUNT_MAX: usize = 4096;
-/// Ranges of a disk that are listed for a finding; the others are counted.
+/// Maximum number of ranges of a disk that are listed for a finding; more are only counted.
 const RANGE_COUNT_MAX: usize = 64;
 
-/// What is the matter with an object.
+/// The kind of a problem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum FindingKind {
-    /// Its bytes are not what was written.
+    /// Its bytes are not those that were written.
     Damaged,
-    /// It is not there, and should be.
+    /// It does not exist, but should.
     Missing,
-    /// The medium has it and cannot read it.
+    /// The medium cannot read it.
     Unreadable,
-    /// Something that is no object has its name: a folder, a link, a pipe.
+    /// Its name is taken by something that is not an object: a folder, a link, a pipe.
     Obstructed,
-    /// We may not read it: its bytes may well be whole.
+    /// Reading it is not permitted; it may be intact.
     Refused,
-    /// It says that a later release wrote it; or the byte that says so is damaged.
+    /// It claims to be of a later version; or the version byte is damaged.
     LaterVersion,
-    /// A disk of a snapshot is not what the device it is compared with holds.
+    /// A disk of a snapshot differs from the device that it is compared with.
     Differs,
-    /// A pack that no segment of the index lists: its chunks cannot be found for deduplication.
+    /// A pack that no index segment lists: its chunks are not found for deduplication.
     Unlisted,
-    /// A segment of the index lists a pack that does not exist.
+    /// An index segment lists a pack that does not exist.
     Dangling,
-    /// What is kept twice is there only once: nothing is lost yet.
+    /// One of two copies is missing: nothing is lost yet.
     Single,
-    /// It has no business where it is.
+    /// It does not belong in the repository.
     Stranger,
 }
 
 impl FindingKind {
-    /// Whether something that was stored is lost or wrong, rather than untidy.
+    /// Whether stored data is lost or wrong, rather than merely untidy.
     pub fn is_damage(self) -> bool {
         match self {
             Self::Damaged
@@ -57,44 +57,44 @@ impl FindingKind {
     }
 }
 
-/// Bytes of a disk of a snapshot that a finding touches.
+/// Bytes of a snapshot's disk that a finding affects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TouchedDisk {
     /// The snapshot.
     pub snapshot: SnapshotId,
     /// Its machine.
     pub machine: String,
-    /// Its instant, in milliseconds since 1970-01-01 UTC.
+    /// Its point in time, in milliseconds since 1970-01-01 UTC.
     pub time_ms: i64,
-    /// The disk; empty when the snapshot as a whole is touched.
+    /// The disk; empty if the whole snapshot is affected.
     pub disk: String,
     /// Ranges of the disk in bytes, ascending, neighbours joined; at most 64 of them.
     pub ranges: Vec<Range<u64>>,
     /// Further ranges that are not listed.
     pub unlisted_range_count: u64,
-    /// Bytes of all ranges together.
+    /// Total bytes of all ranges.
     pub bytes: u64,
 }
 
-/// One thing that is wrong.
+/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// The object, as the store names it; the path of a stranger.
+    /// The object's name in the store; the path of a foreign file.
     pub object: String,
-    /// Where in the object, in bytes, if that is known.
+    /// Byte offset in the object, if known.
     pub offset: Option<u64>,
-    /// What is the matter.
+    /// The kind of the problem.
     pub kind: FindingKind,
-    /// What does not hold.
+    /// A description of the problem.
     pub detail: String,
-    /// The disks that need these bytes. Filled only for damage.
+    /// The disks that need these bytes. Only filled for damage.
     pub touches: Vec<TouchedDisk>,
 }
 
-/// A part of a pack that cannot be trusted.
+/// A part of a pack that is unusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum DamagedPart {
-    /// All of it: it is missing, or its directory cannot be read.
+    /// The whole pack: it is missing, or its directory is unreadable.
     Pack(PackId),
     /// A frame.
     Frame(PackId, u32),
@@ -108,7 +108,7 @@ impl DamagedPart {
     }
 }
 
-/// What the error says about the object it is about; the error again when it is about something else.
+/// The finding in an error about a single object; the error itself if it is not about one object.
 pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>, FindingKind, String)> {
     let detail = error.to_string();
     Ok(match error {
@@ -139,15 +139,15 @@ pub(crate) fn classify(error: Error) -> Result<(Option<ObjectName>, Option<u64>,
     })
 }
 
-/// The finding of a place.
+/// The finding of a part of a pack.
 #[derive(Debug, Clone, Copy)]
 struct PlaceFinding {
-    /// Where it is in the list; behind its end when it is only counted.
+    /// Its index in the list; past the end if it was only counted.
     index: usize,
     kind: FindingKind,
 }
 
-/// Gathers findings, each place of a pack once.
+/// Collects findings, each part of a pack once.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     list: Vec<Finding>,
@@ -163,7 +163,7 @@ impl Findings {
         Ok(())
     }
 
-    /// Takes in an error that says itself which object it is about.
+    /// Adds an error that names its object.
     pub(crate) fn error(&mut self, error: Error) -> Result<()> {
         let subject = match &error {
             Error::Store(StoreError::Io { subject, .. } | StoreError::Permission { subject, .. }) => subject.clone(),
@@ -196,7 +196,7 @@ impl Findings {
     /// Records `error` as a finding about a part of a pack.
     pub(crate) fn place(&mut self, place: DamagedPart, error: Error) -> Result<()> {
         let (name, offset, kind, detail) = classify(error)?;
-        // A pack that is gone is one finding, however many of its frames are missed.
+        // A missing pack is one finding, however many of its frames are needed.
         let place = match kind {
             FindingKind::Missing => DamagedPart::Pack(place.pack()),
             _ => place,
@@ -210,7 +210,7 @@ impl Findings {
         Ok(())
     }
 
-    /// The parts of packs that cannot be trusted.
+    /// The unusable parts of packs.
     pub(crate) fn places(&self) -> impl Iterator<Item = DamagedPart> + '_ {
         self.places.keys().copied()
     }
@@ -223,12 +223,12 @@ impl Findings {
         !self.places.is_empty()
     }
 
-    /// Whether a pack is missing that a map needs.
+    /// Whether a pack that a map needs is missing.
     pub(crate) fn has_missing_places(&self) -> bool {
         self.places.values().any(|known| known.kind == FindingKind::Missing)
     }
 
-    /// Takes back that packs are missing, but for `needed`: only removed snapshots needed the others.
+    /// Removes findings about missing packs, except `needed` ones: only removed snapshots needed the others.
     pub(crate) fn retract_missing(&mut self, needed: &HashSet<DamagedPart>) {
         let mut retracted = BTreeSet::new();
         self.places.retain(|place, known| {
@@ -254,7 +254,7 @@ impl Findings {
         &self.list
     }
 
-    /// Adds what a place means for the disks.
+    /// Adds the affected disks of a part of a pack.
     pub(crate) fn touch(&mut self, place: DamagedPart, touched: Vec<TouchedDisk>) {
         let index = self.places.get(&place).map(|known| known.index);
         if let Some(finding) = index.and_then(|index| self.list.get_mut(index)) {
@@ -262,20 +262,20 @@ impl Findings {
         }
     }
 
-    /// Adds the touched snapshot to the last finding.
+    /// Adds the affected snapshot to the last finding.
     pub(crate) fn touch_last(&mut self, touched: TouchedDisk) {
         if let Some(finding) = self.list.last_mut() {
             finding.touches.push(touched);
         }
     }
 
-    /// The findings, and how many more there were.
+    /// The findings, and the number of those not listed.
     pub(crate) fn finish(self) -> (Vec<Finding>, u64) {
         (self.list, self.unlisted_count)
     }
 }
 
-/// Ranges of one disk, joined as they come.
+/// Ranges of one disk; adjacent ones are joined.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct RangeList {
     ranges: Vec<Range<u64>>,
@@ -284,7 +284,7 @@ pub(crate) struct RangeList {
 }
 
 impl RangeList {
-    /// Adds a range behind all others.
+    /// Adds a range after all others.
     pub(crate) fn push(&mut self, range: Range<u64>) {
         self.bytes += range.end - range.start;
         let has_room = self.ranges.len() < RANGE_COUNT_MAX;
@@ -307,7 +307,7 @@ impl RangeList {
 }
 
 impl TouchedDisk {
-    /// A snapshot as a whole.
+    /// A whole snapshot.
     pub(crate) fn whole(manifest: &crate::format::manifest::Manifest) -> Self {
         Self {
             snapshot: manifest.id,
@@ -321,7 +321,7 @@ impl TouchedDisk {
     }
 }
 
-/// Parts of packs, by pack: what maps are compared with.
+/// Parts of packs, grouped by pack, for comparison with maps.
 #[derive(Debug, Default)]
 pub(crate) struct PlaceSet {
     packs: BTreeMap<PackId, Option<BTreeSet<u32>>>,
@@ -341,7 +341,7 @@ impl PlaceSet {
         }
     }
 
-    /// The place that `frame` of `pack` belongs to, if it is one of these.
+    /// The part that `frame` of `pack` belongs to, if it is in the set.
     pub(crate) fn find(&self, pack: PackId, frame: u32) -> Option<DamagedPart> {
         match self.packs.get(&pack)? {
             None => Some(DamagedPart::Pack(pack)),

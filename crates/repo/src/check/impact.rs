@@ -12,8 +12,8 @@ use crate::id::PackId;
 use crate::read::frame_set::PageSet;
 use crate::repository::packs::Packs;
 
-/// Finds the ranges of the disks of `manifests` that need a frame that `is_wanted` names a place for, or anything that cannot
-/// be read, by place.
+/// Finds the ranges of the disks of `manifests` that need a frame that `is_wanted` maps to a place, or anything
+/// unreadable; grouped by place.
 pub(crate) fn impact(
     packs: &Packs,
     manifests: &[Manifest],
@@ -31,7 +31,7 @@ pub(crate) fn impact(
     Ok(())
 }
 
-/// The ranges of one disk that need one of `places`, or anything else that cannot be read, by place.
+/// The ranges of one disk that need one of `places`, or anything else unreadable; grouped by place.
 fn disk_impact(
     packs: &Packs,
     disk: &DiskRecord,
@@ -46,7 +46,7 @@ fn disk_impact(
     Ok(walker.ranges)
 }
 
-/// Adds to `findings` what each of their places means for the disks of `manifests`. Returns the places that the disks need.
+/// Adds the affected disks of `manifests` to each finding. Returns the places that the disks need.
 pub(crate) fn add_impact(
     packs: &Packs,
     manifests: &[Manifest],
@@ -69,8 +69,8 @@ pub(crate) fn add_impact(
     Ok(needed)
 }
 
-/// The packs, of those that `is_suspect` names and those that cannot be read, that `manifests` need anything of: bytes of
-/// disks or pages of maps.
+/// The packs that `is_suspect` selects or that are unreadable, and of which `manifests` need bytes of disks or pages of
+/// maps.
 pub(crate) fn needed_packs(
     packs: &Packs,
     manifests: &[Manifest],
@@ -93,7 +93,7 @@ struct NeededPacks<'a> {
 }
 
 impl Visitor for NeededPacks<'_> {
-    /// What was seen once need not be seen again: the verdict is always clean.
+    /// A subtree needs to be visited only once, so the verdict is always clean.
     fn visit(&mut self, visit: MapItem) -> Result<Verdict> {
         match visit {
             MapItem::Zero(_) | MapItem::Known(_) => {}
@@ -103,7 +103,7 @@ impl Visitor for NeededPacks<'_> {
                 }
             }
             MapItem::Unreadable { place, error, .. } => {
-                // Errors that are no matter of one object end the walk.
+                // Errors that are not about a single object end the walk.
                 crate::check::finding::classify(error)?;
                 self.packs.insert(place.pack());
             }
@@ -130,7 +130,7 @@ impl Visitor for Impact<'_> {
                 Some(found) => (found, disk_offset..disk_offset + length),
             },
             MapItem::Unreadable { range, place, error } => {
-                // Errors that are no matter of one object end the walk.
+                // Errors that are not about a single object end the walk.
                 crate::check::finding::classify(error)?;
                 let found = match place {
                     DamagedPart::Pack(pack) => (self.is_wanted)(pack, 0).unwrap_or(DamagedPart::Pack(pack)),

@@ -10,44 +10,44 @@ use crate::format::pack::Location;
 use crate::read::frame_set::{PageKey, PageSet};
 use crate::repository::packs::Packs;
 
-/// What a walk comes across, in the order of the disk.
+/// An item of a walk, in the order of the disk.
 pub(crate) enum MapItem {
     /// Bytes of the disk that are zero.
     Zero(Range<u64>),
-    /// A page of the map, which is read next; where it is now.
+    /// A page of the map, which is read next; its present location.
     Page { place: Location },
-    /// Bytes of the disk that lie together in a frame; already resolved through relocations.
+    /// Contiguous bytes of the disk in a frame; relocations are resolved.
     Piece {
         disk_offset: u64,
         place: Location,
         length: u64,
     },
-    /// Bytes of the disk of which nothing is known.
+    /// Bytes of the disk that the unreadable part of the map describes.
     Unreadable {
         range: Range<u64>,
         place: DamagedPart,
         error: Error,
     },
-    /// Bytes of the disk whose page was walked before.
+    /// Bytes of the disk whose page was walked earlier.
     Known(Range<u64>),
 }
 
-/// Whether a walk found everything in order; only then its pages are remembered.
+/// Whether everything in a walk was intact; only then its pages are remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Clean,
     Touched,
 }
 
-/// Takes what a walk comes across.
+/// Receives the items of a walk.
 pub(crate) trait Visitor {
-    /// The next thing; [`Verdict::Touched`] keeps the pages above it from being skipped later.
+    /// The next item; [`Verdict::Touched`] prevents the pages above it from being skipped later.
     fn visit(&mut self, visit: MapItem) -> Result<Verdict>;
 }
 
 /// Walks the map of a disk.
 ///
-/// With `known`, subtrees that were walked before, in this map or in another, and were clean, are not walked again.
+/// With `known`, subtrees that were walked earlier, in this map or another, and were clean are skipped.
 pub(crate) fn walk_disk(
     packs: &Packs,
     disk: &DiskRecord,
@@ -96,7 +96,7 @@ impl Walk<'_> {
         }
         let seen = match self.packs.resolve(page.location, page.length.into()) {
             Ok((place, _)) => self.visitor.visit(MapItem::Page { place })?,
-            // It cannot be read either, which is reported below.
+            // It is unreadable as well, which is reported below.
             Err(_) => Verdict::Touched,
         };
         let below = if level == 0 {
@@ -136,7 +136,7 @@ impl Walk<'_> {
         let mut verdict = Verdict::Clean;
         let mut position = span.start;
         for piece in pieces {
-            // The last block may reach past the end of the disk.
+            // The last block may extend past the end of the disk.
             let end = (position + piece.length).min(self.size_bytes);
             let seen = match piece.content {
                 PieceContent::Zero => self.visitor.visit(MapItem::Zero(position..end))?,
@@ -180,7 +180,8 @@ impl Walk<'_> {
     }
 
     fn unreadable(&mut self, page: PageRef, range: Range<u64>, error: Error) -> Result<Verdict> {
-        // What the page refers to, and where that is now, may be two packs: damage is where the bytes are.
+        // The pack in the page's reference and the pack that holds the bytes now may differ: damage is
+        // reported for the latter.
         let now = self.packs.resolve(page.location, page.length.into());
         let location = now.map_or(page.location, |(place, _)| place);
         let place = match &error {

@@ -42,7 +42,8 @@ const SEEN_BYTES_MAX: usize = 10 << 20;
 const BATCH_PIECE_COUNT: usize = 1 << 16;
 
 impl Repository {
-    /// Verifies snapshots. Damage is in the report; an error is what kept verify from going on.
+    /// Verifies snapshots. Damage is part of the report; an error means that the verification could not
+    /// continue.
     pub fn verify(&self, request: &VerifyRequest<'_>, progress: &dyn JobProgress) -> Result<VerifyReport> {
         self.refresh()?;
         let mut findings = Findings::default();
@@ -93,7 +94,7 @@ impl Repository {
         Ok(report)
     }
 
-    /// The manifests that are asked for.
+    /// The selected manifests.
     fn selected(&self, request: &VerifyRequest<'_>, findings: &mut Findings) -> Result<Vec<Manifest>> {
         let mut manifests = match &request.snapshots {
             Selection::All => {
@@ -145,14 +146,14 @@ struct VerifyJob<'a> {
     decoded_bytes: AtomicU64,
 }
 
-/// Pieces of one disk that lie in one frame.
+/// Pieces of one disk in the same frame.
 struct FrameGroup<'a> {
     pieces: Vec<PlannedPiece>,
     content: DiskContent,
     device: Option<&'a dyn BlockDevice>,
 }
 
-/// What a worker does next.
+/// A task of a worker.
 enum VerifyTask<'a> {
     Frame(FrameGroup<'a>),
     /// A range that is zero on the disk, to be compared with a device.
@@ -163,7 +164,7 @@ enum VerifyTask<'a> {
 struct Buffers {
     frame: FrameBuffers,
     raw: Vec<u8>,
-    /// The same bytes of the device that is compared with.
+    /// The corresponding bytes of the compared device.
     other: Vec<u8>,
 }
 
@@ -212,7 +213,7 @@ impl<'a> VerifyJob<'a> {
                     content: disk.content,
                     pieces: Vec::new(),
                 };
-                // Pages that were seen are walked again where their bytes are to be compared.
+                // Known pages are walked again if their bytes must be compared.
                 let known = device.is_none().then_some(&mut known);
                 walk_disk(&self.repository.packs, disk, known, &mut batcher)?;
                 batcher.flush()?;
@@ -247,7 +248,7 @@ impl<'a> VerifyJob<'a> {
         Ok(())
     }
 
-    /// Checks the frames of a group, and looks for them where gc has moved them meanwhile.
+    /// Checks the frames of a group, and follows relocations if gc has moved them meanwhile.
     fn frame(&self, group: &FrameGroup<'a>, buffers: &mut Buffers) -> Result<()> {
         match self.check_group(group, buffers) {
             Err(Error::MissingPack { pack }) => {
@@ -255,7 +256,8 @@ impl<'a> VerifyJob<'a> {
                 let pieces = moved_pieces(&self.repository.packs, &group.pieces)?;
                 for pieces in pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
                     if pieces[0].pack == pack {
-                        // A relocation is there before its pack goes: what is found in no other place is lost.
+                        // A relocation exists before its pack is deleted: data that is not found elsewhere is
+                        // lost.
                         lock(&self.findings).place(DamagedPart::Pack(pack), Error::MissingPack { pack })?;
                     } else {
                         let pieces = pieces.to_vec();
@@ -268,7 +270,8 @@ impl<'a> VerifyJob<'a> {
         }
     }
 
-    /// Checks the frame of a group, and that all pieces of the group lie in it; an error when the pack is missing.
+    /// Checks the frame of a group, and that all pieces of the group are within it; an error if the pack is
+    /// missing.
     fn check_group(&self, group: &FrameGroup<'a>, buffers: &mut Buffers) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group.pieces[0];
         let packs = &self.repository.packs;
@@ -326,7 +329,7 @@ impl<'a> VerifyJob<'a> {
         Ok(())
     }
 
-    /// Compares `bytes` with what the device has at `offset`, block by block.
+    /// Compares `bytes` with the device at `offset`, block by block.
     fn compare(&self, bytes: &[u8], offset: u64, device: &dyn BlockDevice, other: &mut Vec<u8>) -> Result<()> {
         const STEP: usize = 4096;
         let available = device.size_bytes().saturating_sub(offset).min(bytes.len() as u64);
@@ -370,7 +373,7 @@ impl<'a> VerifyJob<'a> {
     }
 }
 
-/// The device that `disk` is compared with, if it is the one.
+/// The device to compare `disk` with, if it is the selected one.
 fn compared_device<'a>(
     manifest: &Manifest,
     disk: &DiskRecord,
@@ -385,7 +388,7 @@ fn compared_device<'a>(
     }
 }
 
-/// Gathers pieces of one disk, and hands them to the workers by frame.
+/// Collects pieces of one disk, and passes them to the workers by frame.
 struct Batcher<'job, 'a> {
     job: &'job VerifyJob<'a>,
     workers: &'job mut VerifyWorkers<'a>,
@@ -412,7 +415,7 @@ impl<'a> Batcher<'_, 'a> {
         self.job.check_cancelled()?;
         match self.workers {
             VerifyWorkers::Caller(buffers) => self.job.task(task, buffers),
-            // No receiver: all workers have stopped, and one of them has said why.
+            // No receiver: all workers have stopped, and one of them has reported the error.
             VerifyWorkers::Threads(send) => send
                 .send(task)
                 .map_err(|_| lock(&self.job.failure).take().unwrap_or(Error::Cancelled)),
@@ -423,7 +426,7 @@ impl<'a> Batcher<'_, 'a> {
 impl Visitor for Batcher<'_, '_> {
     fn visit(&mut self, visit: MapItem) -> Result<Verdict> {
         match visit {
-            // One that cannot be read is unreadable.
+            // An unreadable page is reported as unreadable.
             MapItem::Page { .. } => {}
             MapItem::Zero(range) => match self.device {
                 Some(device) => self.dispatch(VerifyTask::Zero(range, device))?,

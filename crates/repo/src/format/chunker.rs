@@ -8,23 +8,23 @@
 use crate::format::fingerprint::{BLOCK_BYTES, BlockHash, FingerprintKeys};
 use crate::id::ChunkId;
 
-/// A chunk ends after a block whose hash has this many low bits zero: 16 blocks, 64 KiB, on average.
+/// A chunk ends after a block whose hash has this many low zero bits: on average after 16 blocks, 64 KiB.
 const CUT_BITS: u32 = 4;
 
-/// Most blocks of a chunk: 512 KiB.
+/// Maximum number of blocks in a chunk: 512 KiB.
 pub(crate) const CHUNK_BLOCK_COUNT_MAX: usize = 128;
 
-/// Most bytes of a chunk of any kind.
+/// Maximum bytes of a chunk of any kind.
 pub(crate) const CHUNK_BYTES_MAX: u64 = CHUNK_BLOCK_COUNT_MAX as u64 * BLOCK_BYTES;
 
-/// The blocks of the chunk that is being gathered.
+/// The blocks of the current chunk.
 #[derive(Debug, Default)]
 pub(crate) struct Chunker {
     hashes: Vec<BlockHash>,
 }
 
 impl Chunker {
-    /// Adds the next block of the run; true when the chunk ends with it.
+    /// Adds the next block of the run; returns true if the chunk ends with it.
     #[must_use]
     pub(crate) fn push(&mut self, hash: &BlockHash) -> bool {
         self.hashes.push(*hash);

@@ -11,33 +11,33 @@ use crate::error::{Error, Result};
 use crate::format::machine_code::{LOOK_AHEAD_LENGTH, filter, is_machine_code, unfilter};
 use crate::store::ObjectName;
 
-/// Most bytes of a frame before compression that are read: 4 MiB.
+/// Maximum bytes of a frame before compression, for reading: 4 MiB.
 pub(crate) const FRAME_BYTES_MAX: usize = 4 << 20;
 
-/// Most bytes of a frame before compression that are written: as many as the memory of a job allows
+/// Maximum bytes of a frame before compression, for writing, limited by the memory of a job
 /// (`docs/design/0001-repository.md`).
 pub(crate) const WRITTEN_FRAME_BYTES_MAX: usize = 3 << 20;
 
-/// zstd level of data, with a window of a whole frame and tables larger than the level's own: where ratio per second is best on disks
-/// (`docs/design/0001-repository.md`).
+/// zstd level of data, with a window of a whole frame and larger tables than the level's defaults: the best ratio per
+/// second on disks (`docs/design/0001-repository.md`).
 const LEVEL: i32 = 3;
 const WINDOW_LOG: u32 = FRAME_BYTES_MAX.ilog2();
 const HASH_LOG: u32 = 19;
 const CHAIN_LOG: u32 = 17;
 
-/// Shortest frame that is probed before it is compressed.
+/// Minimum length of frames that are probed before they are compressed.
 const PROBE_FRAME_BYTES_MIN: usize = 256 << 10;
 const PROBE_COUNT: usize = 8;
 const PROBE_BYTES: usize = 4096;
 
-/// How a frame's bytes are stored.
+/// The encoding of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Codec {
-    /// As they are: they do not compress.
+    /// Uncompressed, since the data does not compress.
     Raw,
     /// One zstd frame.
     Zstd,
-    /// One zstd frame of bytes in which distances of machine code were replaced by places.
+    /// One zstd frame of data in which relative addresses of machine code were replaced by absolute ones.
     ZstdMachineCode,
 }
 
@@ -86,8 +86,8 @@ impl Compressor {
         }
     }
 
-    /// Compresses `raw` into `stored` (cleared first) where that saves at least 1/64; else it is stored as it is, and `stored`
-    /// stays empty. What `raw` holds afterwards means nothing unless that is so.
+    /// Compresses `raw` into `stored` (cleared first) if that saves at least 1/64; otherwise the frame is stored as it
+    /// is, and `stored` stays empty. After a compression the content of `raw` is undefined.
     pub(crate) fn compress(&mut self, raw: &mut [u8], stored: &mut Vec<u8>) -> Codec {
         stored.clear();
         if !self.is_worth_it(raw) {
@@ -112,7 +112,7 @@ impl Compressor {
         Codec::Raw
     }
 
-    /// Whether any of a few samples of a large frame compresses by 1/32; archives and films do not.
+    /// Whether any of a few samples of a large frame compresses by 1/32; archives and videos do not.
     fn is_worth_it(&mut self, raw: &[u8]) -> bool {
         if raw.len() < PROBE_FRAME_BYTES_MIN {
             return true;
@@ -126,10 +126,10 @@ impl Compressor {
     }
 }
 
-/// Stored bytes that are decoded at once where only the start of a frame is wanted.
+/// Stored bytes that are decoded per step if only the start of a frame is needed.
 const START_STEP_LENGTH: usize = 32 << 10;
 
-/// The bytes of a frame as its pack stores them, after the seal was opened.
+/// The stored bytes of a frame, after decryption.
 pub(crate) struct StoredFrame<'a> {
     pub(crate) codec: Codec,
     pub(crate) bytes: &'a [u8],
@@ -149,7 +149,7 @@ impl StoredFrame<'_> {
     }
 }
 
-/// Brings a stored frame back.
+/// Decompresses stored frames.
 pub(crate) struct Decompressor(DCtx<'static>);
 
 impl Decompressor {
@@ -181,10 +181,11 @@ impl Decompressor {
         Ok(())
     }
 
-    /// As [`decompress`](Self::decompress), but at least the first `wanted` of `raw_length` bytes only; `raw` gets as long as what was
-    /// decompressed. It always has room for the whole frame, so that its memory can be used again for any other.
+    /// Like [`decompress`](Self::decompress), but decodes at least the first `wanted` of `raw_length` bytes; `raw`
+    /// becomes as long as the decoded part. Its capacity always fits the whole frame, so that the memory can be reused
+    /// for any other.
     ///
-    /// That the rest of the frame is as it should be is for the frame's seal to say.
+    /// The integrity of the rest of the frame is covered by the frame's seal only.
     pub(crate) fn decompress_start(
         &mut self,
         frame: &StoredFrame<'_>,
@@ -202,7 +203,7 @@ impl Decompressor {
         if raw.capacity() < raw_length {
             *raw = Vec::with_capacity(raw_length);
         }
-        // Near the end it is cheaper to go on than to decode in steps.
+        // Near the end it is cheaper to decode everything than to decode in steps.
         if wanted >= raw_length / 8 * 7 {
             raw.resize(raw_length, 0);
             return self.decompress(frame, raw);
@@ -246,9 +247,9 @@ impl Decompressor {
     }
 }
 
-/// Memory that frames are decoded into, one after the other.
+/// Reusable memory for decoded frames.
 pub(crate) trait FrameMemory {
-    /// `length` bytes of it, with any content.
+    /// Returns `length` bytes with undefined content.
     fn of_length(&mut self, length: usize) -> &mut [u8];
 }
 
@@ -331,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Calls with distances that nothing else repeats, every so many bytes.
+    /// Calls with distances that occur only once, at a fixed spacing.
     fn code(length: usize, spacing: usize) -> Vec<u8> {
         let mut bytes = noise(length);
         for (number, at) in (0..length - 5).step_by(spacing).enumerate() {
@@ -357,7 +358,7 @@ mod tests {
         assert!(back == raw);
         decompress(&mut decompressor, Codec::Zstd, &stored, &mut back).unwrap();
         assert!(back != raw, "it was filtered");
-        // What looks like code and does not compress is kept as it is.
+        // Data that looks like code but does not compress is stored unchanged.
         let mut raw = noise(200_000);
         for call in raw.chunks_exact_mut(150) {
             (call[0], call[4]) = (0xE8, 0);
@@ -400,7 +401,7 @@ mod tests {
         let codec = Compressor::new().compress(&mut raw.to_vec(), &mut stored);
         assert_eq!(codec, expected);
         let frame = stored_frame(codec, &stored, &object);
-        // One after the other with the same decompressor, which must forget what it left undone.
+        // Several frames with the same decompressor, which must discard its unfinished state.
         let (mut decompressor, mut start) = (Decompressor::new(), vec![1; 10]);
         for wanted in [0, 1, 4096, 1_400_000, 1_500_000, raw.len() - 1, raw.len(), 5] {
             decompressor

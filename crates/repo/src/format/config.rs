@@ -10,7 +10,7 @@ use crate::store::ObjectName;
 
 /// The latest version of the repository's format that this program reads and writes.
 ///
-/// A new repository has version 1, unless it recognises bytes as another one does: then 2.
+/// A new repository has version 1, or 2 if it uses the fingerprint keys of another repository.
 pub const REPOSITORY_VERSION: u32 = 2;
 
 /// The version of repositories that derive all keys from their own secret.
@@ -19,19 +19,19 @@ const VERSION_OWN_FINGERPRINTS: u32 = 1;
 /// Longest configuration that is read.
 pub(crate) const CONFIG_OBJECT_BYTES_MAX: u64 = 64 << 10;
 
-/// The configuration of a repository.
+/// It is stored sealed in the object `config`, as JSON, and in every key slot, from which it can be restored.
 ///
-/// It lies sealed in the object `config`, as JSON, and in every key slot, from where it can be brought back.
+/// It is stored sealed in the object `config`, as JSON, and in every key slot, from which it can be restored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RepositoryConfig {
     format: u32,
     /// The repository.
     pub id: RepositoryId,
-    /// When it was made, in milliseconds since 1970-01-01 UTC.
+    /// Creation time, in milliseconds since 1970-01-01 UTC.
     pub created_ms: i64,
     #[serde(with = "cipher_name")]
     pub(crate) cipher: Cipher,
-    /// How bytes are recognised, where that is not derived from the repository's own secret.
+    /// The fingerprint keys, if they are not derived from the repository's own secret.
     #[serde(default, with = "fingerprint_text", skip_serializing_if = "Option::is_none")]
     pub(crate) fingerprints: Option<FingerprintSecret>,
 }
@@ -56,7 +56,7 @@ impl RepositoryConfig {
         }
     }
 
-    /// The keys of the repository that has this configuration and `master`.
+    /// The keyring of the repository with this configuration and `master`.
     pub(crate) fn keyring(&self, master: &MasterSecret) -> Keyring {
         let keyring = master.keyring();
         match &self.fingerprints {
@@ -65,7 +65,7 @@ impl RepositoryConfig {
         }
     }
 
-    /// What everything in the repository is sealed with.
+    /// The cipher of all sealed objects.
     pub fn cipher(&self) -> Cipher {
         self.cipher
     }
@@ -95,7 +95,7 @@ impl RepositoryConfig {
             });
         }
         let config: Self = serde_json::from_slice(bytes).map_err(damaged)?;
-        // An earlier release would take no notice of them, and recognise nothing.
+        // An earlier release would ignore them, and deduplicate nothing.
         if config.fingerprints.is_some() && config.format == VERSION_OWN_FINGERPRINTS {
             let detail = "it has fingerprints of another repository, which its version does not know";
             return Err(Error::damaged(&object, 0, detail));
@@ -132,7 +132,7 @@ mod fingerprint_text {
     }
 }
 
-/// Ciphers by the names that the rest of the world gives them.
+/// Ciphers by their usual names.
 mod cipher_name {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -168,7 +168,7 @@ mod tests {
     use crate::id::RepositoryId;
     use crate::key::{Cipher, MasterSecret};
 
-    /// Repositories that were made so are there for ever.
+    /// Existing repositories have these configurations.
     #[test]
     fn configurations_never_change() {
         let secret = MasterSecret::from_bytes([7; 32]).keyring().fingerprints();

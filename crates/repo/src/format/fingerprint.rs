@@ -14,7 +14,7 @@ use crate::key::{Keyring, Purpose};
 pub(crate) use side_by_side::BATCH_BLOCK_COUNT;
 use side_by_side::BlockHasher;
 
-/// Bytes of a block, the unit that decides what changed.
+/// Bytes of a block, the unit of change detection.
 pub const BLOCK_BYTES: u64 = 4096;
 pub(crate) const BLOCK_LENGTH: usize = holdfast_block::to_usize(BLOCK_BYTES);
 
@@ -24,7 +24,7 @@ pub(crate) const PRINT_LENGTH: usize = 12;
 /// The keyed BLAKE3 hash of a block.
 pub(crate) type BlockHash = [u8; 32];
 
-/// The secret keys that hash blocks, chunks and streams; from the master secret.
+/// The secret keys for hashes of blocks, chunks and streams, derived from the master secret.
 #[derive(Clone)]
 pub(crate) struct FingerprintKeys {
     block: BlockHasher,
@@ -34,10 +34,10 @@ pub(crate) struct FingerprintKeys {
 }
 
 impl FingerprintKeys {
-    /// The keys that belong to `keyring`.
+    /// The keys of `keyring`.
     ///
-    /// Chunks of disks and of streams are hashed with different keys, derived from the one for chunks: what is hashed for a
-    /// disk (hashes) must never pass for what is hashed for a stream (bytes).
+    /// Chunks of disks and of streams are hashed with different keys, derived from the chunk key, so that the input for
+    /// a disk (hashes) can never be confused with the input for a stream (bytes).
     pub(crate) fn new(keyring: &Keyring) -> Self {
         let chunk = |what: &[u8]| Zeroizing::new(*blake3::keyed_hash(keyring.key(Purpose::ChunkId), what).as_bytes());
         let seed = keyring.key(Purpose::StreamCut);
@@ -49,7 +49,7 @@ impl FingerprintKeys {
         }
     }
 
-    /// What decides where streams are cut.
+    /// The seed of the stream chunker.
     pub(crate) fn cut_seed(&self) -> u64 {
         self.cut_seed
     }
@@ -86,7 +86,7 @@ impl FingerprintKeys {
     }
 }
 
-/// The print kept for a block.
+/// The print of a block.
 pub(crate) fn print_of(hash: &BlockHash) -> &[u8] {
     &hash[..PRINT_LENGTH]
 }
@@ -103,7 +103,7 @@ pub(crate) fn is_zero(bytes: &[u8]) -> bool {
         && tail.iter().all(|byte| *byte == 0)
 }
 
-/// Splits off what does not fill cache lines, so that the middle compiles to vector code.
+/// Splits off the bytes outside of whole cache lines, so that the middle compiles to vector code.
 fn split_words(bytes: &[u8]) -> (&[u8], &[u8], &[u8]) {
     let head = bytes.len().min(64);
     let middle = (bytes.len() - head) / 64 * 64;

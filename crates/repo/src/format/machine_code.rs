@@ -1,39 +1,42 @@
 //! A reversible filter for x86 machine code that improves compression.
 //!
-//! Code addresses its targets by distance, so two calls of one function differ. The filter replaces distances by
-//! positions in the frame: they become equal, and zstd finds them.
+//! Code contains relative addresses, so two calls of one function differ. The filter replaces relative addresses
+//! by offsets in the frame: they become equal, and zstd finds them.
 //!
 //! From the first byte on, while at least seven bytes follow:
 //!
-//! - after `E8` (call) and `E9` (jump), and after a prefix `48` to `4F` with `8B`, `89` or `8D` (moves of eight bytes) and a byte of which
-//!   the bits `C7` are `05` (address relative to the instruction), four bytes are a distance, little-endian. From -2^24 to 2^24 - 1 it gets
-//!   the offset behind these four bytes added, and wraps around within these limits; others stay. Either way it goes on behind the four bytes;
-//! - at everything else it goes on with the next byte.
+//! - after `E8` (call) and `E9` (jump), and after a prefix `48` to `4F` with `8B`, `89` or `8D` (moves of eight bytes)
+//!   and a byte of which the bits `C7` are `05` (address relative to the instruction), four bytes are a distance,
+//!   little-endian. If it is in -2^24 to 2^24 - 1, the offset after these four bytes is added, with wrap-around within
+//!   these limits; otherwise it is unchanged. In both cases the filter continues after the four bytes;
+//! - at all other bytes it continues with the next byte.
 //!
-//! Distances stay in the limits in which they are replaced, and no byte that a decision depends on is changed by a later one. So
-//! the inverse takes the same decisions, and is exact for all bytes, whether they are code or not.
+//! Distances stay within the limits in which they are replaced, and no byte that a decision depends on is changed
+//! later. So the inverse makes the same decisions, and is exact for all bytes, whether they are code or not.
 
-/// Bytes of the longest instruction that is looked for.
+/// Length of the longest instruction that the filter recognizes.
 const INSTRUCTION_LENGTH_MAX: usize = 7;
 const DISTANCE_LENGTH: usize = 4;
-/// Distances from minus this to this, itself excluded, are replaced.
+/// Distances from minus this value up to this value, exclusive, are replaced.
 const DISTANCE_END: u32 = 1 << 24;
 
-/// Bytes behind a place that decide what is done at it: so far the inverse looks ahead.
+/// Number of bytes after a position that decide how it is processed: the look-ahead of the inverse.
 pub(crate) const LOOK_AHEAD_LENGTH: usize = INSTRUCTION_LENGTH_MAX;
 
-/// Frames up to this length are looked at in full to tell whether they are code.
+/// Larger frames are sampled to detect code; frames up to this length are examined completely.
 const SAMPLED_BYTES_MIN: usize = 256 << 10;
 const SAMPLE_BYTES: usize = 4096;
-/// Calls with a plausible distance in 1024 bytes from which on bytes are taken for code: code has 7 to 17, most else below 2.
+/// Minimum number of calls with a plausible distance per 1024 bytes for data to count as code: code has 7 to 17, most
+/// other data below 2.
 const CALLS_PER_KIBIBYTE: usize = 6;
 
-/// Replaces distances by places.
+/// Replaces distances by positions.
 pub(crate) fn filter(bytes: &mut [u8]) {
     replace_distances(bytes, u32::wrapping_add);
 }
 
-/// Undoes [`filter`]; of the start of what was filtered, all but the last [`LOOK_AHEAD_LENGTH`] bytes.
+/// Reverts [`filter`]; given only the start of filtered data, all but the last [`LOOK_AHEAD_LENGTH`] bytes
+/// are correct.
 pub(crate) fn unfilter(bytes: &mut [u8]) {
     replace_distances(bytes, u32::wrapping_sub);
 }
@@ -56,7 +59,7 @@ fn replace_distances(bytes: &mut [u8], replace: impl Fn(u32, u32) -> u32) {
         at += start + DISTANCE_LENGTH;
         let value = u32::from_le_bytes(*distance);
         if is_near(value) {
-            // Places are counted modulo the width of the limits, so that any length of a frame is right.
+            // Positions are counted modulo the width of the limits, so that frames of any length work.
             let place = u32::try_from(at & (2 * DISTANCE_END as usize - 1)).expect("below 2^25");
             *distance = wrap(replace(value, place)).to_le_bytes();
         }
@@ -68,12 +71,12 @@ fn is_near(distance: u32) -> bool {
     distance.wrapping_add(DISTANCE_END) < 2 * DISTANCE_END
 }
 
-/// Brings a distance into the limits.
+/// Wraps a distance into the limits.
 fn wrap(distance: u32) -> u32 {
     (distance.wrapping_add(DISTANCE_END) & (2 * DISTANCE_END - 1)).wrapping_sub(DISTANCE_END)
 }
 
-/// Whether bytes look as machine code does, by a sixteenth of a large frame.
+/// Whether bytes look like machine code; of a large frame a sixteenth is examined.
 pub(crate) fn is_machine_code(bytes: &[u8]) -> bool {
     let stride = if bytes.len() < SAMPLED_BYTES_MIN {
         SAMPLE_BYTES
@@ -100,7 +103,7 @@ mod tests {
 
     use super::{LOOK_AHEAD_LENGTH, filter, is_machine_code, unfilter};
 
-    /// Bytes that are full of beginnings of instructions, of near and far distances, one inside the other.
+    /// Bytes with many overlapping instruction prefixes, and near and far distances.
     fn code() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![
             proptest::sample::select(vec![
@@ -140,7 +143,7 @@ mod tests {
             bytes[at] = 0xE8;
             bytes[at + 1..at + 5].copy_from_slice(&distance.to_le_bytes());
         }
-        // lea r9, [rip + 100], and one that is too far away.
+        // lea r9, [rip + 100], and one with a distance beyond the limit.
         bytes[40..47].copy_from_slice(&[0x4C, 0x8D, 0x0D, 100, 0, 0, 0]);
         bytes[50..57].copy_from_slice(&[0x48, 0x8B, 0x05, 0, 0, 0, 1]);
         let mut filtered = bytes.clone();
@@ -151,7 +154,7 @@ mod tests {
         assert_eq!(filtered[50..], bytes[50..]);
     }
 
-    /// At the limits a distance wraps around, and places behind them are counted from zero again.
+    /// At the limits distances wrap around, and positions beyond them start again at zero.
     #[test]
     fn distances_at_the_limits_come_back() {
         const LIMIT: i32 = 1 << 24;

@@ -14,16 +14,16 @@ use crate::store::{ObjectKind, ObjectName};
 
 /// Version of the manifest's format that this program writes, and the latest that it reads.
 ///
-/// 2 has the fields of 1, and may refer to packs of version 2.
+/// Version 2 has the fields of version 1, and may refer to packs of version 2.
 const FORMAT_VERSION: u32 = 2;
 
 /// Longest manifest that is read.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 
-/// Most bytes that all disks of a snapshot have together: no file can be longer, and no sum of offsets overflows.
+/// Maximum total bytes of a snapshot's disks: no file can be longer, and no sum of offsets overflows.
 const DISKS_BYTES_MAX: u64 = i64::MAX.cast_unsigned();
 
-/// One point in time of one machine: what is in the repository under a snapshot's identity.
+/// A point in time of a machine, stored under the snapshot's id.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Manifest {
     format: u32,
@@ -31,28 +31,28 @@ pub struct Manifest {
     pub id: SnapshotId,
     /// The machine.
     pub machine: String,
-    /// The instant, in milliseconds since 1970-01-01 UTC.
+    /// The point in time, in milliseconds since 1970-01-01 UTC.
     pub time_ms: i64,
-    /// Words to find it by.
+    /// Its tags.
     #[serde(default)]
     pub tags: Vec<String>,
-    /// The snapshot that this one was compared with.
+    /// The snapshot that it was compared with.
     #[serde(default)]
     pub parent: Option<SnapshotId>,
-    /// The host that wrote it.
+    /// The host that created it.
     #[serde(default)]
     pub host: String,
-    /// The program that wrote it.
+    /// The program that created it.
     #[serde(default)]
     pub program: String,
     /// The disks, in the order they were given.
     pub disks: Vec<DiskRecord>,
-    /// Bytes of the packs that were written for its data; maps, index and the manifest itself come on top.
+    /// Bytes of the packs that were written for its data, without maps, index and manifest.
     #[serde(default)]
     pub stored_bytes: u64,
-    /// The pack that carries a copy of this manifest.
+    /// The pack with a copy of this manifest.
     pub(crate) copy: PackId,
-    /// Additional notes of the writer of the snapshot.
+    /// Additional notes of the program that created the snapshot.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
 }
@@ -64,23 +64,23 @@ pub struct DiskRecord {
     pub name: String,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// How it was cut into chunks.
+    /// How it was divided into chunks.
     pub content: DiskContent,
     pub(crate) root: Option<PageRef>,
-    /// What the backup found.
+    /// Statistics of the backup.
     pub statistics: DiskStatistics,
-    /// Additional notes of the writer about the disk: its format, its location.
+    /// Additional notes about the disk: its format, its path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub notes: BTreeMap<String, String>,
 }
 
-/// How a disk was cut into chunks.
+/// How a disk was divided into chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DiskContent {
-    /// On block borders: a disk image.
+    /// At block boundaries: a disk image.
     Blocks,
-    /// Anywhere: a stream.
+    /// At any byte: a stream.
     Stream,
 }
 
@@ -93,23 +93,23 @@ impl DiskContent {
     }
 }
 
-/// What a backup found on a disk, in bytes of the disk.
+/// Statistics of a disk's backup, in bytes of the disk.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskStatistics {
     /// Bytes read from the source.
     pub read_bytes: u64,
     /// Bytes that are zero, read or not.
     pub zero_bytes: u64,
-    /// Bytes found equal to the parent's at the same place.
+    /// Bytes equal to the parent's at the same offset.
     pub unchanged_bytes: u64,
-    /// Bytes that changed and that the repository had already, from another place, time or machine.
+    /// Changed bytes that the repository already had, from another offset, time or machine.
     pub known_bytes: u64,
     /// Bytes that were new to the repository.
     pub new_bytes: u64,
 }
 
 impl std::ops::AddAssign for DiskStatistics {
-    /// Saturates: what a manifest says was counted is believed, and checked by nothing.
+    /// Saturates, since the figures in a manifest are not verified.
     fn add_assign(&mut self, other: Self) {
         self.read_bytes = self.read_bytes.saturating_add(other.read_bytes);
         self.zero_bytes = self.zero_bytes.saturating_add(other.zero_bytes);
@@ -124,15 +124,15 @@ pub(crate) fn snapshot_name(snapshot: SnapshotId) -> ObjectName {
     ObjectName::new(ObjectKind::Snapshot, &snapshot.to_string()).expect("hex digits are a name")
 }
 
-/// What stands under the name of a snapshot.
+/// The content of a snapshot's object.
 pub(crate) enum SnapshotObject {
     /// The snapshot.
     Committed(Box<Manifest>),
-    /// A mark that its writer was taken for dead before it committed: there never will be such a snapshot.
+    /// A mark that its writer was considered dead before the commit: the snapshot will never exist.
     Revoked,
 }
 
-/// What a revoked snapshot's object says.
+/// The content of a revoked snapshot's object.
 const REVOKED: &[u8] = b"{\"revoked\":true}";
 
 pub(crate) fn encode_revoked() -> &'static [u8] {
@@ -140,7 +140,7 @@ pub(crate) fn encode_revoked() -> &'static [u8] {
 }
 
 impl DiskRecord {
-    /// The record of a disk that is stored outside of a repository; the caller knows where.
+    /// The record of a disk that is stored outside of a repository; the caller knows its location.
     pub fn external(name: String, size_bytes: u64, notes: BTreeMap<String, String>) -> Self {
         Self {
             name,
@@ -154,7 +154,8 @@ impl DiskRecord {
 }
 
 impl Manifest {
-    /// What is known of a point in time that is in no repository. All of it that has bytes is [external](DiskRecord::external).
+    /// The manifest of a point in time that is not stored in a repository. All its disks are
+    /// [external](DiskRecord::external).
     pub fn external(machine: String, time_ms: i64) -> Self {
         Self::new(
             SnapshotId::from_bytes([0; 16]),
@@ -181,7 +182,7 @@ impl Manifest {
         }
     }
 
-    /// The disk called `name`; the only one where `name` is none and there is only one.
+    /// The disk with this `name`; without a name, the only disk.
     pub fn disk(&self, name: Option<&str>) -> Result<&DiskRecord> {
         let found = match (name, &self.disks[..]) {
             (None, [only]) => Some(only),
@@ -195,12 +196,12 @@ impl Manifest {
         })
     }
 
-    /// Bytes of all disks together.
+    /// Total bytes of all disks.
     pub fn logical_bytes(&self) -> u64 {
         self.disks.iter().map(|disk| disk.size_bytes).sum()
     }
 
-    /// What the backup found on all disks together.
+    /// Statistics of the backup of all disks.
     pub fn statistics(&self) -> DiskStatistics {
         let mut sum = DiskStatistics::default();
         self.disks.iter().for_each(|disk| sum += disk.statistics);
@@ -212,7 +213,7 @@ impl Manifest {
     }
 }
 
-/// Decodes and checks what was sealed under the name of `snapshot`.
+/// Decodes and checks the unsealed object of `snapshot`.
 pub(crate) fn decode_snapshot(bytes: &[u8], snapshot: SnapshotId) -> Result<SnapshotObject> {
     #[derive(Deserialize)]
     struct Version {
@@ -277,7 +278,7 @@ mod tests {
         manifest
     }
 
-    /// Sums of sizes and of figures overflowed: a panic where that is checked, and a wrong size where it is not.
+    /// Unchecked sums of sizes and statistics would overflow: with a panic, or to a wrong size.
     #[test]
     fn sizes_that_no_disk_has_are_damage_and_figures_saturate() {
         let decode = |sizes: &[u64]| decode_snapshot(&manifest(sizes).encode(), ID);

@@ -1,4 +1,4 @@
-//! The objects of a repository, byte for byte.
+//! The binary formats of a repository's objects.
 
 pub(crate) mod chunker;
 pub(crate) mod codec;

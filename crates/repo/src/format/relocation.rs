@@ -1,8 +1,8 @@
-//! Relocations: where the bytes of rewritten or damaged packs are now.
+//! Relocations: the present locations of bytes of rewritten or damaged packs.
 //!
 //! Maps refer to bytes by the pack that they were first stored in, and maps are never rewritten. When gc moves the live
-//! bytes of a pack into another, or a backup stores bytes again that a pack had lost, a relocation records that. It is
-//! durable before the old pack is deleted.
+//! bytes of a pack to another, or a backup stores bytes again that a pack had lost, a relocation records the new
+//! location. It is durable before the old pack is deleted.
 //!
 //! Plaintext of the sealed objects `relocations/<pack>.<random>` and `relocations/<pack>.<random>.copy` (integers named *n* are of variable length, see `wire`):
 //!
@@ -22,7 +22,7 @@ use crate::wire::{Decoder, Malformed, put_varint};
 
 const FORMAT_VERSION: u8 = 1;
 
-/// First offset behind the longest frame.
+/// The offset after the longest frame.
 #[expect(clippy::cast_possible_truncation, reason = "a frame is far smaller than 4 GiB")]
 const FRAME_END: u32 = FRAME_BYTES_MAX as u32;
 
@@ -35,10 +35,10 @@ pub(crate) struct Move {
     pub(crate) to: Location,
 }
 
-/// All that is known to have moved out of one pack.
+/// All known relocations of bytes of one pack.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct RelocationTable {
-    /// By first byte: frame and offset, then length and place.
+    /// By frame and offset: length and new location.
     moves: BTreeMap<(u32, u32), (u32, Location)>,
 }
 
@@ -60,7 +60,8 @@ impl RelocationTable {
         })
     }
 
-    /// Where the byte at `location` went, if it moved; and how many of `length` went there, or stayed, together.
+    /// The new location of the byte at `location`, if it was relocated; and how many of `length` bytes were
+    /// moved, or were not moved, together.
     pub(crate) fn find(&self, location: Location, length: u64) -> (Option<Location>, u64) {
         let key = (location.frame, location.offset);
         if let Some((&(frame, offset), &(moved, to))) = self.moves.range(..=key).next_back()
@@ -100,7 +101,7 @@ impl RelocationTable {
         bytes
     }
 
-    /// Decodes `bytes` and adds what they say.
+    /// Decodes `bytes` and adds the moves.
     pub(crate) fn decode_into(&mut self, bytes: &[u8]) -> Result<(), Malformed> {
         let mut decoder = Decoder::new(bytes);
         if decoder.u8()? != FORMAT_VERSION {
@@ -122,7 +123,7 @@ impl RelocationTable {
             let Some(&pack) = packs.get(pack as usize) else {
                 return decoder.fail("names a pack that its table does not have");
             };
-            // An empty relocation would be followed for ever.
+            // An empty move would be followed forever.
             if length == 0 {
                 return decoder.fail("moves nothing");
             }
@@ -185,7 +186,7 @@ mod tests {
         }
     }
 
-    /// A relocation of no bytes made readers loop: none of the bytes were contiguous.
+    /// A move of zero bytes made readers loop.
     #[test]
     fn a_move_of_nothing_and_one_past_the_end_of_a_frame_are_refused() {
         for (offset, length, to_offset) in [(4096, 0, 0), (FRAME_END, 1, 0), (0, 4096, FRAME_END - 4095)] {

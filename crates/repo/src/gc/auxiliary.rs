@@ -14,14 +14,14 @@ use crate::store::{ObjectKind, ObjectName};
 use crate::vault::Vault;
 use crate::writers::forget::{ForgottenRecord, clear_intents, forgotten, forgotten_name, protected_by};
 
-/// A forgotten snapshot's record stays at least a day: a pack that was deleted can come back after a power cut, and its copy
-/// of the manifest must not pass for a lost snapshot. The clock of the store counts.
+/// The record of a forgotten snapshot is kept for at least a day, by the clock of the store: a deleted pack can
+/// reappear after a power failure, and its copy of the manifest must not be reported as a lost snapshot.
 const FORGOTTEN_AGE: Duration = Duration::from_secs(24 * 3600);
 
-/// What is about single packs and may serve nothing any more.
+/// Objects about single packs that may be obsolete.
 ///
-/// It is listed before anything is marked: what comes later may be about packs, and serve snapshots, that the marks do not
-/// know.
+/// They are listed before the mark phase: later objects may belong to packs and snapshots that the marks do not
+/// include.
 pub(crate) struct AuxiliaryObjects {
     relocations: BTreeMap<RelocationId, BTreeSet<Replica>>,
     damage: BTreeMap<PackId, Vec<ObjectName>>,
@@ -37,7 +37,7 @@ impl AuxiliaryObjects {
 }
 
 impl Repository {
-    /// Deletes what only served packs that are gone.
+    /// Deletes objects that only served deleted packs.
     pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &AuxiliaryObjects) -> Result<()> {
         let existing = compact_index(&self.vault, Compaction::Thorough(marks))?;
         for (id, twins) in &leftovers.relocations {
@@ -47,7 +47,7 @@ impl Repository {
                 self.complete(id, twins)?;
             }
         }
-        // Of a pack that is gone, and lost because it is needed, the record is what it is healed by.
+        // The damage record of a missing but needed pack is required for healing.
         let served = |pack: &PackId| existing.contains(pack) || marks.is_live(*pack);
         let useless = leftovers.damage.iter().filter(|(pack, _)| !served(pack));
         for name in useless.flat_map(|(_, names)| names) {
@@ -61,12 +61,12 @@ impl Repository {
 
     /// Puts the missing replica of a relocation.
     ///
-    /// Its writer may have died in between, or may be just about to put it: then nothing changes.
+    /// Its writer may have died in between, or may be about to put it: then nothing changes.
     fn complete(&self, id: &RelocationId, twins: &BTreeSet<Replica>) -> Result<()> {
         for twin in twins {
             match read_replica(&*self.vault.store, &self.vault.keyring, id, *twin) {
                 Ok(table) => drop(self.vault.put_sealed(&id.name(twin.other()), &table.encode())?),
-                // It is repair's business.
+                // Damaged objects are left to repair.
                 Err(error) if error.is_about_one_object() => {}
                 Err(error) => return Err(error),
             }
@@ -74,7 +74,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Deletes records of forgotten snapshots of which nothing is left.
+    /// Deletes records of forgotten snapshots of which no object is left.
     fn delete_old_removal_records(&self, existing: &HashSet<PackId>) -> Result<()> {
         let mut old = HashSet::new();
         self.vault.store.ages(ObjectKind::Forgotten, &mut |name, age| {
@@ -94,7 +94,8 @@ impl Repository {
     }
 
     fn delete_orphaned_protections(&self) -> Result<()> {
-        // Protections are listed first: only a snapshot that is there is protected, so what is missing then is gone for good.
+        // Protections are listed first: only an existing snapshot can be protected, so snapshots that are missing
+        // afterwards are gone for good.
         let mut protections = self.vault.names(ObjectKind::Protected)?;
         protections.sort_unstable();
         let snapshots: HashSet<SnapshotId> = self.vault.identities(ObjectKind::Snapshot)?.into_iter().collect();

@@ -12,28 +12,29 @@ use crate::id::PackId;
 use crate::store::StoreError;
 use crate::vault::Vault;
 
-/// Segments of like size that are left alone; each makes a look-up a little slower.
+/// Maximum number of segments of similar size that are not merged; each makes lookups a little slower.
 const LIKE_SEGMENT_COUNT_MAX: usize = 8;
 
-/// How much is merged.
+/// Which segments to merge.
 #[derive(Clone, Copy)]
 pub(crate) enum Compaction<'a> {
-    /// Small segments, when there are many.
+    /// Small segments, if there are many.
     Small,
-    /// Those as well, and all when any names a pack that is gone and that is not alive by these marks.
+    /// Also all segments, if any of them lists a missing pack that is not live according to these marks.
     ///
-    /// A pack that is gone and alive was lost. What the index lists of it is then the only thing that says which chunks it
-    /// held, and how a backup that brings them again heals what needed it; it stays until repair has recorded the loss.
+    /// A missing live pack was lost. Its index entries are then the only record of its chunks, which a backup needs to
+    /// heal it, and are kept until repair has recorded the loss.
     Thorough(&'a Marks),
 }
 
-/// Merges segments where that is due; returns the packs that exist.
+/// Merges segments if needed; returns the existing packs.
 pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result<HashSet<PackId>> {
-    // Packs come before the segments that name them, so of every segment that is seen, the packs are seen as well.
+    // Packs are stored before the segments that list them; so segments are listed first, and their packs are then
+    // visible.
     let (mut segments, _) = vault.segments()?;
     let existing = vault.pack_ids()?;
     let is_kept = |pack: &PackId| match compaction {
-        // Without a mark it is unknown whether a missing pack was deleted by gc, or lost.
+        // Without marks it is unknown whether a missing pack was deleted by gc or lost.
         Compaction::Small => true,
         Compaction::Thorough(marks) => existing.contains(pack) || marks.is_live(*pack),
     };
@@ -59,7 +60,7 @@ pub(crate) fn compact_index(vault: &Vault, compaction: Compaction<'_>) -> Result
     Ok(existing)
 }
 
-/// How many of the smallest segments, given their lengths from the smallest up, are to be merged.
+/// The number of smallest segments to merge, given the lengths in ascending order.
 fn small_count(lengths: &[u64]) -> usize {
     let mut sum = 0;
     let count = lengths
@@ -86,7 +87,7 @@ mod tests {
         assert_eq!(small_count(&[1, 100, 10_000]), 0);
     }
 
-    /// Of many backups few segments are left, and the copying is bounded.
+    /// After many backups few segments remain, and the amount of copying is bounded.
     #[test]
     fn the_work_of_merging_grows_slowly() {
         let (mut lengths, mut copied) = (Vec::new(), 0);

@@ -1,4 +1,5 @@
-//! Dead writers: gc prevents them from committing, and forgets them when nothing of theirs is left.
+//! Dead writers: gc prevents them from committing, and removes their records when none of their objects are
+//! left.
 
 use crate::check::scrub::ManifestCopies;
 use crate::error::Result;
@@ -12,13 +13,13 @@ use crate::writers::lease::{Lease, WriterRecord};
 pub(crate) const UNFINISHED_REASON: &str = "its backup did not come to its end";
 
 impl Repository {
-    /// Sees to writers that died: they will never commit.
+    /// Prevents dead writers from ever committing.
     pub(crate) fn revoke_dead_writers(&self, lease: &Lease<'_>, report: &mut GcReport) -> Result<Vec<WriterRecord>> {
         let mut dead = Vec::new();
         for record in lease::writers(&self.vault)? {
             if record.writer != lease.record.writer && lease::is_dead(&self.vault, &record) {
                 let put = lease::revoke(&self.vault, &record)?;
-                // One that was revoked by an earlier run is no news.
+                // A writer that an earlier run revoked is not reported again.
                 if put == Put::Created || !lease::is_revoked(&self.vault, &record)? {
                     report.cleared_writers.push(record.describe());
                 }
@@ -26,7 +27,7 @@ impl Repository {
             }
         }
         self.settle_moves(lease.record.writer, &dead)?;
-        // From here on, before anything is looked at that decides what is deleted, they see that they were taken for dead.
+        // From here on, before the decision what to delete, these writers can detect that they were considered dead.
         for record in &dead {
             if !self.is_kept(record)? {
                 lease::forget_writer(&self.vault, record)?;
@@ -39,7 +40,7 @@ impl Repository {
 
     /// Replaces the claims of dead writers of exclusive operations.
     pub(crate) fn supersede(&self, lease: &Lease<'_>) -> Result<()> {
-        // Repair has to go on where an announcement is damaged.
+        // Repair must continue even if an announcement is damaged.
         let (mut dead, _) = lease::readable_writers(&self.vault)?;
         dead.retain(|record| {
             record.writer != lease.record.writer && record.is_exclusive() && lease::is_dead(&self.vault, record)
@@ -51,14 +52,15 @@ impl Repository {
         self.settle_moves(lease.record.writer, &dead)
     }
 
-    /// Whether the announcement of a dead writer stays for a while, beside the mark in the place of its snapshot.
+    /// Whether the announcement of a dead writer is kept for now, in addition to the mark in place of its
+    /// snapshot.
     fn is_kept(&self, record: &WriterRecord) -> Result<bool> {
         Ok(record.snapshot.is_some()
             && lease::is_certainly_dead(&self.vault, record)
             && lease::is_revoked(&self.vault, record)?)
     }
 
-    /// Forgets dead writers, and the marks in place of their snapshots that no writer can claim any more.
+    /// Removes dead writers, and the marks in place of their snapshots that no writer can claim any more.
     ///
     /// If a pack still has the copy of such a snapshot, a record replaces the mark.
     pub(crate) fn clear_writers(&self, dead: &[WriterRecord], copies: &ManifestCopies) -> Result<()> {
@@ -81,7 +83,7 @@ impl Repository {
                     self.record_never(snapshot, Some(copy), UNFINISHED_REASON)?;
                 }
             }
-            // Before the mark: a writer that commits all the same looks for its announcement afterwards.
+            // Before the mark: a writer that commits nevertheless checks its announcement afterwards.
             lease::forget_writer(&self.vault, record)?;
             if let Some(snapshot) = mark {
                 self.vault.store.delete(&snapshot_name(snapshot))?;

@@ -1,18 +1,22 @@
 //! Evidence of loss.
 //!
-//! What gc does not see was not necessarily removed on purpose: a folder may be lost, or not yet copied. Before
-//! anything is deleted, gc therefore compares what it is about to delete with what should explain it:
+//! A snapshot that gc does not see was not necessarily removed on purpose: a folder may be lost, or not yet
+//! copied. Before it deletes anything, gc therefore compares what it is about to delete with the records that
+//! should explain the deletion:
 //!
 //! | evidence | explained by |
 //! |---|---|
-//! | a pack to be deleted has a copy of a manifest | its snapshot, a record that it was removed, a mark, or its writer at work |
-//! | a pack of maps to be deleted cannot be read | nothing: it may have such a copy |
-//! | a snapshot needs a pack that does not exist | a damage record that says what the pack held: repair has looked for it |
-//! | there are packs and no snapshot | a writer; or a record that a snapshot was removed, if the index lists no pack that is missing |
+//! | a pack to be deleted has a copy of a manifest | its snapshot, a record of its removal, a mark, or an active writer
+//! |
+//! | a map pack to be deleted is unreadable | nothing: it may contain such a copy |
+//! | a snapshot needs a pack that does not exist | a damage record with the pack's content: repair has searched for it
+//! |
+//! | there are packs but no snapshots | a writer; or a record that a snapshot was removed, if the index lists no
+//! missing pack |
 //!
-//! What is not explained stops gc with [`Error::Loss`] until it is explained, or until the user accepts the loss. The
-//! acceptance is durable: a snapshot gets the record of a removed one, packs get an object `scrub/accepted.<random>`
-//! with the plaintext of a list of condemned packs.
+//! Anything unexplained stops gc with [`Error::Loss`] until it is explained, or until the user accepts the loss. The
+//! acceptance is durable: a snapshot gets a record of removal, packs get an object `scrub/accepted.<random>` with the
+//! plaintext of a list of condemned packs.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -36,7 +40,7 @@ use crate::writers::forget::{ForgottenRecord, forgotten, forgotten_name};
 use crate::writers::lease;
 
 const ACCEPTED_REASON: &str = "it was lost, and the loss was accepted";
-/// The last pack of maps of a backup is mostly far smaller than a full pack.
+/// The last map pack of a backup is usually far smaller than a full pack.
 const LIKELY_BYTES_MAX: u64 = 40 << 20;
 
 /// Which losses are accepted.
@@ -48,37 +52,37 @@ pub enum AcceptedLoss {
     All,
 }
 
-/// Which packs are looked at for copies of manifests.
+/// Which packs are searched for copies of manifests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LostSearch {
-    /// Packs that are smaller than a full one. It finds nearly all copies, and opens few packs.
+    /// Packs that are smaller than a full one. This finds nearly all copies, and opens few packs.
     Likely,
     /// All packs.
     Thorough,
 }
 
-/// What gc knows when it asks what was lost.
+/// The input of the search for losses.
 pub(crate) struct Evidence<'a> {
     pub(crate) sizes: &'a Sizes,
     pub(crate) marks: &'a Marks,
     /// Packs that gc is about to delete.
     pub(crate) doomed: &'a BTreeSet<PackId>,
     pub(crate) has_snapshots: bool,
-    /// Whether a writer is at work, or died and was not cleared away yet.
+    /// Whether a writer is active, or died and was not cleared yet.
     pub(crate) has_writers: bool,
 }
 
-/// What was found.
+/// The result of the search.
 pub(crate) struct Losses {
     pub(crate) list: Vec<Loss>,
     /// The copies of manifests in the packs that gc is about to delete.
     pub(crate) copies: ManifestCopies,
-    /// Packs that snapshots need and that do not exist, accepted or not.
+    /// Missing packs that snapshots need, accepted or not.
     pub(crate) missing: Vec<PackId>,
 }
 
 impl Losses {
-    /// The packs that are missing, when every loss is explained or accepted.
+    /// The missing packs, if every loss is explained or accepted.
     pub(crate) fn accepted(self) -> Result<Vec<PackId>> {
         if self.list.is_empty() {
             Ok(self.missing)
@@ -89,7 +93,7 @@ impl Losses {
 }
 
 impl Repository {
-    /// Compares what gc is about to delete with what explains it.
+    /// Compares what gc is about to delete with the records that explain it.
     pub(crate) fn losses(&self, evidence: &Evidence<'_>) -> Result<Losses> {
         let accepted = accepted_packs(&self.vault)?;
         let mut known = None;
@@ -129,7 +133,7 @@ impl Repository {
             .difference(&accepted.into_iter().collect())
             .copied()
             .collect();
-        // Without snapshots, an object in the place of one is the mark of a writer that was taken for dead.
+        // Without snapshots, an object of the kind `Snapshot` is the mark of a writer that was considered dead.
         let has_any = |kind| Ok::<_, Error>(!self.vault.names(kind)?.is_empty());
         let has_record = || Ok::<_, Error>(has_any(ObjectKind::Forgotten)? || has_any(ObjectKind::Snapshot)?);
         if list.is_empty()
@@ -143,11 +147,11 @@ impl Repository {
         Ok(Losses { list, copies, missing })
     }
 
-    /// Takes in the copy of a manifest that a pack carries. Only the headers of packs of chunks are read.
+    /// Adds the manifest copy of a pack. Of chunk packs only the headers are read.
     fn add_copy(&self, pack: PackId, copies: &mut ManifestCopies) -> Result<()> {
         match read_kind(&*self.vault.store, pack) {
             Ok(PackKind::Data) | Err(Error::MissingPack { .. }) => return Ok(()),
-            // The directory says it as well.
+            // The directory contains the kind as well.
             Ok(PackKind::Tree) | Err(Error::Damaged { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -159,7 +163,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Whether a pack can be deleted without losing the copy of a manifest that nothing else explains.
+    /// Whether deleting a pack loses no manifest copy of an unexplained missing snapshot.
     pub(crate) fn is_free_of_lost_copies(&self, pack: PackId) -> Result<bool> {
         let mut copies = ManifestCopies::default();
         match self.add_copy(pack, &mut copies) {
@@ -173,8 +177,8 @@ impl Repository {
         }
     }
 
-    /// Whether the bytes under the name of a pack that cannot be read have no copy of a lost manifest, so that deleting them takes
-    /// nothing away: they are too few for one, or those of another pack, which can be read.
+    /// Whether the bytes of an unreadable pack cannot contain a copy of a lost manifest, so that deleting them loses
+    /// nothing: they are too few, or belong to another, readable pack.
     fn cannot_hold_lost_copy(&self, pack: PackId) -> Result<bool> {
         if self.vault.store.length(&pack_name(pack))? < PACK_BYTES_MIN {
             return Ok(true);
@@ -189,8 +193,8 @@ impl Repository {
         Ok(copies.lost(&self.vault)?.is_empty())
     }
 
-    /// Packs of which it is known, though they cannot be read, that they have no copy of a lost manifest: they held chunks, or the
-    /// copy of a snapshot that is there or was removed.
+    /// Unreadable packs that are known to contain no copy of a lost manifest: they contained chunks, or the copy of a
+    /// snapshot that exists or was removed.
     fn known_packs(&self) -> Result<HashSet<PackId>> {
         let mut known = self.known_losses()?;
         let (manifests, _) = self.snapshots()?;
@@ -221,7 +225,7 @@ impl Repository {
         Ok(lost)
     }
 
-    /// Packs that snapshots need, after relocations, and that do not exist.
+    /// Missing packs that snapshots need, after relocations.
     fn missing_packs(&self, evidence: &Evidence<'_>) -> Result<Vec<PackId>> {
         let mut missing = Vec::new();
         for pack in evidence.marks.live_packs() {
@@ -233,10 +237,10 @@ impl Repository {
         Ok(missing)
     }
 
-    /// Whether the index lists packs that do not exist and that no gc has deleted: they were lost, or are not copied yet.
+    /// Whether the index lists missing packs that gc did not delete: they were lost, or are not copied yet.
     fn has_dangling_packs(&self, sizes: &Sizes) -> Result<bool> {
         let mut expected = condemned_packs(&self.vault)?;
-        // Repair has said that these are missing.
+        // Repair has recorded that these are missing.
         expected.extend(damage_names(&self.vault)?.into_keys());
         let (segments, _) = self.vault.segments()?;
         for pack in segments.iter().flat_map(SegmentReader::packs) {
@@ -247,7 +251,7 @@ impl Repository {
         Ok(false)
     }
 
-    /// Missing packs of which repair has recorded what they held.
+    /// Missing packs whose content repair has recorded.
     fn known_losses(&self) -> Result<HashSet<PackId>> {
         let mut known = HashSet::new();
         for (pack, names) in damage_names(&self.vault)? {
@@ -260,7 +264,7 @@ impl Repository {
         Ok(known)
     }
 
-    /// Snapshots that are missing without a record of their removal; `manifests` are all that exist.
+    /// Snapshots that are missing without a record of their removal; `manifests` are all existing ones.
     pub fn lost_snapshots(&self, manifests: &[Manifest], search: LostSearch) -> Result<Vec<LostSnapshot>> {
         let live_copies: HashSet<PackId> = manifests.iter().map(|manifest| manifest.copy).collect();
         let mut copies = ManifestCopies::default();
@@ -277,10 +281,10 @@ impl Repository {
         self.lost_snapshots_of(&copies)
     }
 
-    /// Records that losses are accepted, so that gc gives back the space of what is left of them; returns what was accepted.
+    /// Records that losses are accepted, so that gc frees the remaining space; returns what was accepted.
     ///
     /// # Errors
-    /// [`Error::NoSnapshot`] when a snapshot that is named is not lost.
+    /// [`Error::NoSnapshot`] if a named snapshot is not lost.
     pub fn accept_loss(&self, accepted: &AcceptedLoss, progress: &dyn JobProgress) -> Result<Vec<Loss>> {
         match accepted {
             AcceptedLoss::Snapshots(ids) => {
@@ -300,7 +304,7 @@ impl Repository {
             }
             AcceptedLoss::All => {
                 let (manifests, _) = self.snapshots()?;
-                // Also snapshots of which gc would keep the pack: what is accepted once is not asked again.
+                // Includes snapshots whose pack gc would keep, so that the user is asked only once.
                 let mut found: Vec<Loss> = self
                     .lost_snapshots(&manifests, LostSearch::Thorough)?
                     .into_iter()
@@ -314,7 +318,7 @@ impl Repository {
         }
     }
 
-    /// What gc would find lost now.
+    /// The losses that gc would find at this moment.
     fn current_losses(&self, progress: &dyn JobProgress) -> Result<Vec<Loss>> {
         let has_writers = !lease::writers(&self.vault)?.is_empty();
         self.with_all_snapshots(|snapshots| {
@@ -339,7 +343,7 @@ impl Repository {
                 Loss::Snapshot(lost) => self.record_never(lost.id, Some(lost.copy), ACCEPTED_REASON)?,
                 Loss::Unreadable { pack, .. } | Loss::Pack(pack) => packs.push(*pack),
                 Loss::Unexplained(unexplained) => packs.extend(unexplained),
-                // Repair writes it again.
+                // Repair restores it.
                 Loss::Config => {}
             }
         }
@@ -353,7 +357,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Records that a snapshot will not be there, so that the copy of its manifest does not pass for a lost snapshot.
+    /// Records that a snapshot will never exist, so that the copy of its manifest is not reported as a lost snapshot.
     pub(crate) fn record_never(&self, snapshot: SnapshotId, copy: Option<PackId>, reason: &str) -> Result<()> {
         let record = ForgottenRecord {
             snapshot,
@@ -366,7 +370,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Deletes lists of accepted losses that name nothing that still exists or is still needed.
+    /// Deletes lists of accepted losses whose packs neither exist nor are needed any more.
     pub(crate) fn drop_old_acceptances(&self, existing: &HashSet<PackId>, marks: &Marks) -> Result<()> {
         for name in self.vault.names(ObjectKind::Scrub)? {
             if !is_accepted_record(&name) {
@@ -382,7 +386,7 @@ impl Repository {
                     }
                 }
                 Err(Error::Store(StoreError::NotFound { .. })) => {}
-                // It is repair's business.
+                // Unreadable lists are left to repair.
                 Err(error) if error.is_about_one_object() || error.is_unreadable() => {}
                 Err(error) => return Err(error),
             }

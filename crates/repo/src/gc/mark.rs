@@ -14,7 +14,7 @@ use crate::format::pack::Location;
 use crate::id::{PackId, SnapshotId};
 use crate::repository::packs::Packs;
 
-/// Bytes of block bitmaps that are kept: about 6,000 packs, 300 GiB of repository.
+/// Memory limit of block bitmaps: about 6,000 packs, 300 GiB of repository.
 const BITMAP_BYTES_MAX: usize = 24 << 20;
 
 /// Bits per frame: a frame has at most 1024 blocks.
@@ -22,15 +22,15 @@ const FRAME_WORD_COUNT: usize = crate::format::codec::FRAME_BYTES_MAX / holdfast
 
 type FrameBits = Box<[u64; FRAME_WORD_COUNT]>;
 
-/// Which parts of a pack are alive.
+/// The live parts of a pack.
 #[derive(Debug, Default)]
 pub(crate) struct LivePack {
-    /// By frame: which of its blocks; none where the bound did not allow to note them, and all count as alive.
+    /// By frame: its live blocks; `None` if the memory limit was reached, then all count as live.
     frames: HashMap<u32, Option<FrameBits>>,
 }
 
 impl LivePack {
-    /// Bytes of frame `frame`, which has `raw_length`, that are alive.
+    /// Live bytes of frame `frame`, whose length is `raw_length`.
     pub(crate) fn live_bytes(&self, frame: u32, raw_length: u32) -> u64 {
         match self.frames.get(&frame) {
             None => 0,
@@ -43,7 +43,7 @@ impl LivePack {
     }
 }
 
-/// What snapshots refer to.
+/// Everything that snapshots refer to.
 #[derive(Default)]
 pub(crate) struct Marks {
     live: HashMap<PackId, LivePack>,
@@ -57,7 +57,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Notes everything that `manifest` refers to, unless it was noted before.
+    /// Marks everything that `manifest` refers to, unless it was marked before.
     pub(crate) fn snapshot(&mut self, packs: &Packs, manifest: &Manifest) -> Result<()> {
         if !self.snapshots.insert(manifest.id) {
             return Ok(());
@@ -76,13 +76,13 @@ impl Marks {
         })
     }
 
-    /// Lets all snapshots be noted again, beside what was noted.
+    /// Allows all snapshots to be marked again, in addition to existing marks.
     pub(crate) fn revisit_snapshots(&mut self) {
         self.snapshots.clear();
         self.walker = Walker::default();
     }
 
-    /// Notes that everything that was alive in `pack` is behind relocations now.
+    /// Marks all live data of `pack` as relocated.
     pub(crate) fn mark_relocated(&mut self, pack: PackId) {
         self.live.remove(&pack);
         self.relocated.insert(pack);
@@ -98,13 +98,13 @@ impl Marks {
         self.live.keys().copied()
     }
 
-    /// What is alive of `pack`.
+    /// The live parts of `pack`.
     pub(crate) fn pack(&self, pack: PackId) -> Option<&LivePack> {
         self.live.get(&pack)
     }
 }
 
-/// Where the bytes at `location` are now, piece by piece.
+/// The present locations of the bytes at `location`, piece by piece.
 fn for_each_place(
     packs: &Packs,
     location: Location,
@@ -159,7 +159,8 @@ struct Walker {
 }
 
 impl Walker {
-    /// Calls `visit` with the place of every page and every piece that `manifest` refers to and that was not visited.
+    /// Calls `visit` with the location of every page and piece that `manifest` refers to and that was not visited
+    /// before.
     fn snapshot(
         &mut self,
         packs: &Packs,
@@ -182,8 +183,8 @@ impl Walker {
         visit: &mut dyn FnMut(Location, u64) -> Result<()>,
     ) -> Result<()> {
         let top = height(map.size_bytes());
-        // Pages that are to be visited: where, on which level, and which of that level. Depth first, so at most a page's
-        // children for each level are waiting.
+        // Pages to visit: location, level, and number on that level. Depth first, so at most one page's children per
+        // level are pending.
         let mut waiting = vec![(root, top, 0)];
         while let Some((page, level, number)) = waiting.pop() {
             if !self.visited.insert(page) {
@@ -207,7 +208,7 @@ impl Walker {
     }
 }
 
-/// Bytes of a pack that are alive.
+/// A live range of a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LiveRange {
     pub(crate) frame: u32,
@@ -215,7 +216,8 @@ pub(crate) struct LiveRange {
     pub(crate) length: u32,
 }
 
-/// The exact ranges of `chosen` packs that `snapshots` refer to, sorted; pages are not joined with their neighbours.
+/// The exact ranges of the `chosen` packs that `snapshots` refer to, sorted; pages are not joined with their
+/// neighbours.
 pub(crate) fn live_ranges<'a>(
     packs: &Packs,
     snapshots: impl IntoIterator<Item = &'a Manifest>,

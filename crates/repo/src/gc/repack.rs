@@ -20,21 +20,22 @@ use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::Repository;
 use crate::repository::packs::FrameBuffers;
 
-/// What became of packs that were repacked.
+/// The result of repacking.
 pub(crate) struct Repacked {
-    /// Where the bytes of each old pack went.
+    /// The new locations of the bytes of each old pack.
     pub(crate) tables: BTreeMap<PackId, RelocationTable>,
     /// The new packs, durable.
     pub(crate) packs: Vec<(PackId, Directory)>,
     pub(crate) stored_bytes: u64,
-    /// Old packs that could not be read, and why; they stay.
+    /// Unreadable old packs and the reasons; they are kept.
     pub(crate) failed: Vec<(PackId, Error)>,
 }
 
 /// Readers of packs by pack.
 pub(crate) type KnownReaders = HashMap<PackId, Arc<PackReader>>;
 
-/// Stores the live ranges of `old` packs again; `readers` are for packs whose directory is not to be read.
+/// Stores the live ranges of `old` packs in new packs; `readers` are for packs whose directory must not be
+/// read.
 pub(crate) fn repack(
     repository: &Repository,
     writer: WriterId,
@@ -116,7 +117,7 @@ impl Repacker<'_> {
             Some(reader) => Arc::clone(reader),
             None => self.repository.packs.reader(pack)?,
         };
-        // All of the pack is checked before any of it is stored again: a pack that is damaged stays as it is.
+        // The whole pack is checked before any part of it is copied: a damaged pack stays as it is.
         for group in ranges.chunk_by(|a, b| a.frame == b.frame) {
             self.decode(&reader, group[0].frame)?;
         }
@@ -163,7 +164,7 @@ impl Repacker<'_> {
         })
     }
 
-    /// Stores what is alive of each chunk of a frame again.
+    /// Copies the live parts of each chunk of a frame.
     fn chunks(
         &mut self,
         reader: &PackReader,
@@ -239,7 +240,7 @@ impl Repacker<'_> {
     }
 }
 
-/// The ranges of one frame without overlaps, as first byte and end.
+/// The ranges of one frame without overlaps, as start and end.
 fn joined(group: &[LiveRange]) -> Vec<(u32, u32)> {
     let mut joined: Vec<(u32, u32)> = Vec::new();
     for range in group {

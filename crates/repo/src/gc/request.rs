@@ -4,56 +4,56 @@ use std::collections::BTreeMap;
 
 use crate::id::PackId;
 
-/// How to give space back.
+/// Options of gc.
 #[derive(Debug, Clone, Copy)]
 pub struct GcRequest {
-    /// Packs of which at most this share is alive, in percent, are rewritten; 0 rewrites none.
+    /// Packs with at most this percentage of live data are rewritten; 0 rewrites none.
     pub repack_below_percent: u8,
-    /// Threads that compress what is rewritten; with none, everything is done by the caller.
+    /// Number of threads that compress rewritten data; with 0 the caller does everything.
     pub thread_count: usize,
 }
 
-/// What gc is going to do.
+/// The plan of gc.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GcPlan {
-    /// Unreferenced packs: how many, and their bytes.
+    /// Number of unreferenced packs.
     pub dead_pack_count: u64,
     /// Bytes of those packs.
     pub dead_bytes: u64,
-    /// Packs that are mostly dead and will be rewritten.
+    /// Number of packs that are mostly dead and will be rewritten.
     pub sparse_pack_count: u64,
     /// Bytes of those packs.
     pub sparse_bytes: u64,
-    /// Packs that stay.
+    /// Number of packs that stay.
     pub live_pack_count: u64,
     /// Bytes of those packs.
     pub live_bytes: u64,
-    /// Writers at work, for people: while there is one that began before gc, nothing is deleted.
+    /// Active writers, for messages: nothing is deleted while one is active that began before gc.
     pub writers: Vec<String>,
-    /// Packs that snapshots need and that do not exist.
+    /// Missing packs that snapshots need.
     pub missing_packs: Vec<PackId>,
 }
 
-/// What gc did.
+/// The result of gc.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GcReport {
-    /// What it was going to do.
+    /// The plan.
     pub plan: GcPlan,
     /// Packs that were deleted.
     pub deleted_pack_count: u64,
-    /// Bytes given back.
+    /// Freed bytes.
     pub freed_bytes: u64,
-    /// Bytes given back of objects that writers had begun when they died.
+    /// Freed bytes of unfinished objects of dead writers.
     pub unfinished_bytes: u64,
-    /// Bytes written to move what is alive.
+    /// Bytes written to move live data.
     pub rewritten_bytes: u64,
-    /// Writers that died and were cleared away, for people.
+    /// Dead writers that were cleared, for messages.
     pub cleared_writers: Vec<String>,
-    /// Writers that have to end before the rest can be deleted, for people.
+    /// Writers that must end before the rest can be deleted, for messages.
     pub waiting_for: Vec<String>,
-    /// Packs that were to be rewritten and are damaged; they stay.
+    /// Packs that should have been rewritten but are damaged; they stay.
     pub damaged: Vec<String>,
 }
 
-/// Packs and their bytes; in order, like everything here that decides in which order the store is asked.
+/// Packs and their bytes; sorted, like everything that determines the order of requests to the store.
 pub(crate) type Sizes = BTreeMap<PackId, u64>;

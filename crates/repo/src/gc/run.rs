@@ -24,9 +24,9 @@ use crate::writers::emergency_space::with_room;
 use crate::writers::lease::{Lease, WriterRecord};
 use crate::writers::moves::move_of;
 
-/// Packs whose live bytes are moved at once; bounds the memory for their ranges.
+/// Number of packs whose live bytes are moved in one batch; limits the memory for their ranges.
 const REPACK_BATCH_COUNT: usize = 64;
-/// Packs that are deleted before gc looks again whether it was taken for dead.
+/// Number of packs that are deleted between two checks whether gc was considered dead.
 const DELETE_BATCH_COUNT: usize = 32;
 const WAITS_BYTES_MAX: u64 = 1 << 20;
 /// Unfinished objects are removed after a day if no writer is active: an active writer would have been announced
@@ -35,7 +35,7 @@ const WAITS_BYTES_MAX: u64 = 1 << 20;
 const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3600);
 const UNFINISHED_BESIDE_WRITERS_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// Writers that a gc run had to leave packs to.
+/// Writers that a gc run had to wait for.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Waits {
     pub(crate) writers: Vec<WriterId>,
@@ -48,7 +48,7 @@ struct GcRun<'a> {
     request: GcRequest,
     progress: &'a dyn JobProgress,
     dead_writers: Vec<WriterRecord>,
-    /// The packs that may be deleted: one that appears later is not considered.
+    /// The packs that may be deleted; later ones are not considered.
     sizes: Sizes,
     report: GcReport,
 }
@@ -63,20 +63,20 @@ impl Repository {
     ) -> Result<GcReport> {
         let mut report = GcReport::default();
         let dead_writers = self.revoke_dead_writers(lease, &mut report)?;
-        // First of all, because it makes room.
+        // First, because it frees space.
         let age = match &self.other_writers(lease, &dead_writers)?[..] {
             [] => UNFINISHED_AGE,
             _ => UNFINISHED_BESIDE_WRITERS_AGE,
         };
         report.unfinished_bytes = self.vault.store.clean(age)?;
         self.finish_forgetting()?;
-        // Listed before they are read: the mark knows all listed objects, and later ones are not for this run to delete.
+        // Listed before reading: the marks cover all listed objects, and later ones are not deleted in this run.
         let leftovers = AuxiliaryObjects::list(&self.vault)?;
-        // Without a relocation, what it leads to passes for dead.
+        // Without a relocation, the data at its destination would appear dead.
         if let Some(error) = self.packs.refresh()?.errors.into_iter().next() {
             return Err(error);
         }
-        // Listed before the mark.
+        // Listed before marking.
         let sizes = self.pack_sizes()?;
         let mut run = GcRun {
             repository: self,
@@ -112,7 +112,7 @@ impl GcRun<'_> {
         let freed_before = self.take_condemned_before(&mut chosen, &mut marks)?;
         self.delete_packs(&freed_before, self.progress)?;
 
-        // What is deleted already stays on a list until the index does not list it any more.
+        // Deleted packs stay on a list until the index does not list them any more.
         let condemned: Vec<PackId> = chosen.doomed().union(&freed_before).copied().collect();
         let own = condemned_name(lease.record.writer);
         if !condemned.is_empty() {
@@ -143,28 +143,28 @@ impl GcRun<'_> {
         self.repository.other_writers(self.lease, &self.dead_writers)
     }
 
-    /// Steps 5 to 7, when no writer is at work that began before the packs were condemned.
+    /// Steps 5 to 7, when no writer is active that began before the packs were condemned.
     fn sweep(&mut self, marks: &mut Marks, mut chosen: Chosen) -> Result<()> {
         let progress = self.progress;
         let snapshots = self.mark_again(marks)?;
         self.check_condemned(&chosen)?;
         chosen.dead.retain(|pack| !marks.is_live(*pack));
         let sparse: Vec<PackId> = chosen.sparse.iter().copied().collect();
-        // What is dead goes first: moving what is alive takes room.
+        // Dead packs are deleted first, since moving live data needs space.
         self.delete_packs(&chosen.dead, progress)?;
         progress.items("rewriting packs", sparse.len() as u64);
         for batch in sparse.chunks(REPACK_BATCH_COUNT) {
             check_cancelled(progress)?;
             let moved = self.repack_batch(batch, &snapshots, marks)?;
             self.repository.refresh()?;
-            // What was moved is deleted in any case, or it would be there twice.
+            // Moved packs are deleted even after a cancellation; otherwise their data would be stored twice.
             self.delete_packs(&moved, &NoProgress::default())?;
             progress.advance(batch.len() as u64);
         }
         Ok(())
     }
 
-    /// An error when another run has taken our place, or our list is gone: a writer may use what was on it.
+    /// An error if another run has replaced this one, or its list is gone: a writer may use the listed packs.
     fn check_condemned(&self, chosen: &Chosen) -> Result<()> {
         let lease = self.lease;
         lease.renew()?;
@@ -177,9 +177,9 @@ impl GcRun<'_> {
         })
     }
 
-    /// Marks what was committed since; returns all snapshots.
+    /// Marks snapshots that were committed since; returns all snapshots.
     ///
-    /// A backup may also have healed: then snapshots that were marked long ago are found to need other packs than before.
+    /// A backup may also have healed packs: then snapshots that were marked earlier need other packs than before.
     fn mark_again(&self, marks: &mut Marks) -> Result<Vec<Manifest>> {
         let packs = &self.repository.packs;
         let snapshots = self.repository.stored_snapshots()?;
@@ -196,9 +196,9 @@ impl GcRun<'_> {
         Ok(snapshots)
     }
 
-    /// Takes out of `chosen` the packs that an earlier run condemned and that no active writer can refer to any more.
+    /// Removes from `chosen` the packs that an earlier run condemned and that no active writer can refer to any more.
     ///
-    /// They can be deleted even while writers are active, because those began after the packs were condemned.
+    /// They can be deleted even while writers are active, because these began after the packs were condemned.
     fn take_condemned_before(&self, chosen: &mut Chosen, marks: &mut Marks) -> Result<BTreeSet<PackId>> {
         let (vault, lease) = (&self.repository.vault, self.lease);
         let active: HashSet<WriterId> = self.other_writers()?.into_iter().map(|record| record.writer).collect();
@@ -221,9 +221,9 @@ impl GcRun<'_> {
             }
         }
         if !free.is_empty() {
-            // The writers that were waited for may have committed after we marked.
+            // The awaited writers may have committed after the mark phase.
             self.mark_again(marks)?;
-            // What is dead now and condemned stays dead, as long as we were not taken for dead before we looked.
+            // A dead and condemned pack stays dead, unless this run was considered dead before the check.
             lease.check()?;
         }
         free.retain(|pack| chosen.dead.contains(pack) && !marks.is_live(*pack));
@@ -231,12 +231,12 @@ impl GcRun<'_> {
         Ok(free)
     }
 
-    /// Deletes the lists of earlier runs: what they named and is still dead is in ours.
+    /// Deletes the lists of earlier runs: the packs in them that are still dead are in the list of this run.
     fn delete_earlier_lists(&self) -> Result<()> {
         let (vault, lease) = (&self.repository.vault, self.lease);
         let own = condemned_name(lease.record.writer);
         let names = vault.names(ObjectKind::Condemned)?;
-        // Another gc that considers us dead puts a list later, which is not among these.
+        // Another gc that considers this run dead puts its list later, so it is not among these.
         lease.check()?;
         for name in names {
             if name != own && move_of(&name).is_none() {
@@ -246,7 +246,7 @@ impl GcRun<'_> {
         Ok(())
     }
 
-    /// Stores the live bytes of some packs elsewhere; returns the packs that are needed no more.
+    /// Copies the live bytes of some packs; returns the packs that are not needed any more.
     fn repack_batch(
         &mut self,
         batch: &[PackId],
@@ -280,7 +280,8 @@ impl GcRun<'_> {
         for (number, pack) in doomed.iter().enumerate() {
             check_cancelled(progress)?;
             self.lease.renew()?;
-            // A host that slept for long, and was taken for dead meanwhile, wakes up to an error.
+            // If the host was suspended for long and this run was considered dead, the check returns an
+            // error.
             if number.is_multiple_of(DELETE_BATCH_COUNT) {
                 self.lease.check()?;
             }

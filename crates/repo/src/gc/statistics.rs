@@ -13,32 +13,32 @@ use crate::progress::job::{JobProgress, NoProgress, check_cancelled};
 use crate::repository::Repository;
 use crate::store::ObjectKind;
 
-/// A repository in figures.
+/// Statistics of a repository.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Statistics {
-    /// Snapshots.
+    /// Number of snapshots.
     pub snapshot_count: u64,
-    /// Bytes of all disks of all snapshots: what they would be as plain images.
+    /// Bytes of all disks of all snapshots, as plain images.
     pub logical_bytes: u64,
-    /// Bytes of those that are not zero.
+    /// Non-zero bytes of those.
     pub data_bytes: u64,
-    /// Bytes before compression that all snapshots together need.
+    /// Uncompressed bytes that all snapshots need together.
     pub unique_bytes: u64,
     /// Bytes of the whole repository in its store.
     pub stored_bytes: u64,
-    /// Bytes of packs of chunks.
+    /// Bytes of chunk packs.
     pub data_pack_bytes: u64,
-    /// Bytes of packs of maps.
+    /// Bytes of map packs.
     pub tree_pack_bytes: u64,
     /// Bytes of the index.
     pub index_bytes: u64,
-    /// Bytes before compression that are stored and that no snapshot needs: what gc can give back, about.
+    /// Uncompressed bytes that are stored but not needed by any snapshot: approximately what gc can free.
     pub dead_bytes: u64,
-    /// Chunks and bytes before compression that are stored, needed or not.
+    /// Number of stored chunks, needed or not.
     pub chunk_count: u64,
-    /// Bytes before compression that are stored, needed or not.
+    /// Uncompressed bytes that are stored, needed or not.
     pub raw_bytes: u64,
-    /// Packs.
+    /// Number of packs.
     pub pack_count: u64,
     /// Snapshots that are missing without a record of their removal.
     pub lost: Vec<LostSnapshot>,
@@ -46,43 +46,43 @@ pub struct Statistics {
     pub snapshots: Vec<SnapshotStatistics>,
 }
 
-/// What a repository takes in its store.
+/// Space of a repository in its store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoredSizes {
     /// Bytes of the whole repository.
     pub stored_bytes: u64,
     /// Bytes of the index.
     pub index_bytes: u64,
-    /// Packs.
+    /// Number of packs.
     pub pack_count: u64,
 }
 
-/// A snapshot in figures.
+/// Statistics of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotStatistics {
     /// The snapshot.
     pub id: SnapshotId,
     /// The machine.
     pub machine: String,
-    /// The instant, in milliseconds since 1970-01-01 UTC.
+    /// The point in time, in milliseconds since 1970-01-01 UTC.
     pub time_ms: i64,
     /// Bytes of all its disks.
     pub logical_bytes: u64,
-    /// Bytes of those that are not zero.
+    /// Non-zero bytes of those.
     pub data_bytes: u64,
-    /// Bytes that were new to the repository when it was made.
+    /// Bytes that were new to the repository when it was created.
     pub new_bytes: u64,
     /// Bytes that it added to the repository's packs.
     pub stored_bytes: u64,
 }
 
 impl Statistics {
-    /// How many times larger the data of all snapshots is than what is kept of it before compression.
+    /// The ratio of the data of all snapshots to the uncompressed stored data.
     pub fn dedup_ratio(&self) -> f64 {
         ratio(self.data_bytes, self.unique_bytes)
     }
 
-    /// How many times larger what is stored was before compression.
+    /// The ratio of uncompressed to stored bytes.
     pub fn compression_ratio(&self) -> f64 {
         ratio(self.raw_bytes, self.data_pack_bytes)
     }
@@ -110,7 +110,7 @@ fn of_snapshot(manifest: &Manifest) -> SnapshotStatistics {
 }
 
 impl Repository {
-    /// What it takes in its store: lists all objects, and reads none.
+    /// The space in its store: lists all objects, but reads none.
     pub fn stored_sizes(&self) -> Result<StoredSizes> {
         let mut sizes = StoredSizes::default();
         for kind in ObjectKind::ALL {
@@ -137,7 +137,7 @@ impl Repository {
         self.with_all_snapshots(|manifests| self.measure(manifests, progress))
     }
 
-    /// Does `look` with all snapshots; and again when packs were missing because snapshots were forgotten meanwhile.
+    /// Calls `look` with all snapshots; repeats it if packs were missing because snapshots were forgotten meanwhile.
     pub(crate) fn with_all_snapshots<T>(&self, mut look: impl FnMut(&[Manifest]) -> Result<T>) -> Result<T> {
         loop {
             self.refresh()?;
@@ -178,7 +178,7 @@ impl Repository {
             check_cancelled(progress)?;
             progress.advance(1);
             let reader = match self.packs.frame_reader(pack) {
-                // Gc deleted it while we looked.
+                // Gc deleted it meanwhile.
                 Err(Error::MissingPack { .. }) => continue,
                 other => other?,
             };

@@ -52,7 +52,7 @@ pub fn map_inner(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// Pages are slices of bytes; pack and frame say nothing.
+/// Pages are slices of the bytes; pack and frame are ignored.
 struct Pages<'a>(&'a [u8]);
 
 impl PageCache for Pages<'_> {
@@ -104,9 +104,9 @@ pub fn map(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// What the parsers of maps are fed, from the map of a disk: name of the parser, bytes.
+/// Inputs of the map parsers, from the map of a disk: name of the parser, bytes.
 ///
-/// All pages of the map lie in one frame, as they do in a small backup.
+/// All pages of the map are in one frame, as in a small backup.
 pub(super) fn parts(packs: &Packs, disk: &DiskRecord) -> Result<Vec<(&'static str, Vec<u8>)>> {
     let Some(root) = disk.root else {
         return Ok(Vec::new());

@@ -108,7 +108,7 @@ pub fn frame(bytes: &[u8]) -> Outcome {
     };
     let mut raw = vec![0; raw_length];
     let mut decompressor = Decompressor::new();
-    // What decodes in steps may be cut off or damaged behind what was wanted, and never before.
+    // Decoding in steps may miss truncation or damage after the wanted part, but never before it.
     let mut start = Vec::new();
     let started = decompressor.decompress_start(&frame(codec, stored), raw_length, raw_length / 2, &mut start);
     if decompressor.decompress(&frame(codec, stored), &mut raw).is_err() {
@@ -172,7 +172,7 @@ pub fn pack(bytes: &[u8]) -> Outcome {
     outcome
 }
 
-/// Seals what was chosen; none where the directory makes no sense, which [`pack_directory`] is for.
+/// Seals the given plaintexts; `None` if the directory is invalid, which [`pack_directory`] covers.
 pub(super) fn forge(key: &PackKey, pack: PackId, bytes: &[u8]) -> Option<Vec<u8>> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (plaintext, mut rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
@@ -203,7 +203,7 @@ pub(super) fn forge(key: &PackKey, pack: PackId, bytes: &[u8]) -> Option<Vec<u8>
     Some(object)
 }
 
-/// The plaintext of a pack of a store, as [`pack()`] takes it.
+/// The plaintext of a pack of a store, in the form of [`pack()`]'s input.
 pub(super) fn plaintext(store: &dyn Store, pack: PackId, key: impl Fn() -> PackKey) -> Result<Vec<u8>> {
     let reader = read_directory(store, pack, key())?;
     let key = key();
@@ -223,7 +223,7 @@ pub(super) fn plaintext(store: &dyn Store, pack: PackId, key: impl Fn() -> PackK
     Ok(bytes)
 }
 
-/// What the parsers of the parts of a pack are fed, from a pack of a store: name of the parser, bytes.
+/// Inputs of the parsers of a pack's parts, from a pack of a store: name of the parser, bytes.
 pub(super) fn parts(
     store: &dyn Store,
     pack: PackId,

@@ -13,7 +13,7 @@ use crate::repository::Repository;
 use crate::store::{ObjectKind, ObjectName};
 use crate::vault::Vault;
 
-/// What a parser reads of an object.
+/// The input of a parser, from an object.
 #[derive(Debug, Clone)]
 pub struct Plaintext {
     /// The parser, of [`PARSERS`](super::PARSERS).
@@ -22,7 +22,7 @@ pub struct Plaintext {
     pub bytes: Vec<u8>,
 }
 
-/// What a parser reads of the object `name`, all of it; none where no parser is behind a seal.
+/// The complete input of an object's parser; `None` if no parser handles sealed data of this kind.
 pub fn plaintext(repository: &Repository, name: &ObjectName) -> Result<Option<Plaintext>> {
     let vault = &repository.vault;
     let text = name.name();
@@ -58,9 +58,9 @@ fn pack_key(vault: &Vault, pack: crate::id::PackId) -> PackKey {
     PackKey::new(vault.cipher, vault.keyring.key(Purpose::PackSealing), pack)
 }
 
-/// The object `name` with another plaintext, sealed with the repository's keys; none where it cannot be sealed.
+/// The object `name` with another plaintext, sealed with the repository's keys; `None` if it cannot be sealed.
 ///
-/// Stored in the place of the object it is what only a holder of the keys can do.
+/// Only someone with the keys can replace an object by such a forgery.
 pub fn reseal(repository: &Repository, name: &ObjectName, plaintext: &[u8]) -> Result<Option<Vec<u8>>> {
     let vault = &repository.vault;
     let purpose = match name.kind() {
@@ -81,7 +81,7 @@ pub fn reseal(repository: &Repository, name: &ObjectName, plaintext: &[u8]) -> R
     Ok(Some(sealed))
 }
 
-/// What every parser reads in a repository, which is whole: valid bytes that its writers wrote.
+/// The inputs of every parser in an intact repository: valid bytes.
 pub fn plaintexts(repository: &Repository) -> Result<Vec<Plaintext>> {
     let vault = &repository.vault;
     let mut found = Vec::new();

@@ -29,7 +29,7 @@ pub fn config(bytes: &[u8]) -> Outcome {
     outcome_of(&decoded)
 }
 
-/// The plaintext of a snapshot's manifest, found by the identity that it names.
+/// The plaintext of a snapshot's manifest, with the id that it contains.
 pub fn manifest(bytes: &[u8]) -> Outcome {
     let carrier = |attachment: Vec<u8>| {
         let mut directory = Directory::new(PackKind::Tree, WriterId::from_bytes([1; 16]));
@@ -51,7 +51,7 @@ pub fn manifest(bytes: &[u8]) -> Outcome {
     Outcome::Decoded
 }
 
-/// Feeds JSON that is read as a `T`.
+/// Parses JSON as a `T`.
 fn json<T: Serialize + DeserializeOwned>(bytes: &[u8]) -> Outcome {
     let Ok(record) = serde_json::from_slice::<T>(bytes) else {
         return Outcome::Refused;

@@ -10,21 +10,21 @@ pub type Result<T> = std::result::Result<T, KeyError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The store answered with an error.
+    /// The store returned an error.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The operating system gave no random bytes.
     #[error("the operating system gives no random bytes")]
     NoRandomness,
-    /// The object is too short for what it says, or is not what it should be.
+    /// The object is too short, or its content is invalid.
     #[error("object {name} is damaged: {detail}")]
     Damaged {
         /// The object.
         name: ObjectName,
-        /// What is wrong with it.
+        /// The problem.
         detail: &'static str,
     },
-    /// The object is of a format that this version does not know.
+    /// The object has an unknown version.
     #[error("object {name} has format version {version}, and this program knows versions up to {known}")]
     Version {
         /// The object.
@@ -34,46 +34,46 @@ pub enum KeyError {
         /// The latest known version.
         known: u32,
     },
-    /// The object is sealed for something else: someone has put it in the place of another.
+    /// The object is sealed for another purpose: it was put in place of another object.
     #[error("object {name} is sealed for another purpose ({actual}) than {expected:?}")]
     WrongPurpose {
         /// The object.
         name: ObjectName,
-        /// What it should be for.
+        /// Its expected purpose.
         expected: Purpose,
-        /// The code of what it is for.
+        /// The code of its actual purpose.
         actual: u16,
     },
-    /// The seal does not hold: other key, other name, or changed bytes.
+    /// Authentication failed: wrong key, wrong name, or changed bytes.
     #[error("object {name} was sealed with another key or is damaged")]
     WrongKeyOrDamaged {
         /// The object.
         name: ObjectName,
     },
-    /// Costs of Argon2 that are out of bounds.
+    /// Costs of Argon2 are out of bounds.
     #[error("{value} is no {what} for Argon2: it must be from {least} to {most}")]
     Parameters {
-        /// Which.
+        /// The parameter.
         what: &'static str,
         /// The value.
         value: u32,
-        /// The smallest that is permitted.
+        /// The minimum.
         least: u32,
-        /// The largest.
+        /// The maximum.
         most: u32,
     },
     /// There is not enough memory for Argon2.
     #[error("there are no {memory_kib} KiB of memory for Argon2")]
     NoMemory {
-        /// What it takes, in KiB.
+        /// The required memory, in KiB.
         memory_kib: u32,
     },
-    /// A password or key file that cannot be used.
+    /// A password or key file is unusable.
     #[error("this {kind} cannot be used: {detail}")]
     Credential {
-        /// What it is.
+        /// The kind of credential.
         kind: CredentialKind,
-        /// What is wrong with it.
+        /// The problem.
         detail: &'static str,
     },
     /// The label of a new slot is too long.
@@ -92,35 +92,35 @@ pub enum KeyError {
         /// The limit in bytes.
         length_max: u64,
     },
-    /// There are no key slots at all: no repository, or all of them lost.
+    /// There are no key slots: no repository, or all of them are lost.
     #[error("{store} has no key slots")]
     NoSlots {
         /// The store.
         store: String,
     },
-    /// There are slots, but none that takes what was given.
+    /// There are slots, but none for this kind of credential.
     #[error("no key slot of {store} opens {}; there are: {}", with_credential(*kind), describe(present))]
     NoSlotFor {
         /// The store.
         store: String,
-        /// What was given.
+        /// The kind of credential.
         kind: CredentialKind,
-        /// The slots that there are.
+        /// The existing slots.
         present: Vec<SlotInfo>,
     },
-    /// None of the slots that take what was given opened.
+    /// None of the slots for this kind of credential could be opened.
     #[error("none of the key slots of {store} opens {}; tried: {}{}", with_this_credential(*kind), describe(tried), describe_damaged(damaged))]
     WrongCredential {
         /// The store.
         store: String,
-        /// What was given.
+        /// The kind of credential.
         kind: CredentialKind,
         /// The slots that were tried.
         tried: Vec<SlotInfo>,
         /// Slots that could not be tried.
         damaged: Vec<SlotId>,
     },
-    /// There are so many slots that something is wrong.
+    /// There are too many slots.
     #[error("{store} has more than {count_max} key slots")]
     TooManySlots {
         /// The store.
@@ -128,16 +128,16 @@ pub enum KeyError {
         /// The limit.
         count_max: usize,
     },
-    /// There are more slots than are tried, and none of those that were opened.
+    /// There are more slots than are tried, and none of the tried ones could be opened.
     #[error(
         "none of the {tried_count} key slots of {store} that were tried opens with this {kind}, and there are more than are tried: an attacker may have added them"
     )]
     SlotsNotTried {
         /// The store.
         store: String,
-        /// What was to open one.
+        /// The kind of credential.
         kind: CredentialKind,
-        /// Slots that were tried.
+        /// Number of slots that were tried.
         tried_count: usize,
     },
     /// There is no such slot.
@@ -146,25 +146,25 @@ pub enum KeyError {
         /// The slot.
         id: SlotId,
     },
-    /// Without this slot nothing would open the repository.
+    /// The last slot cannot be removed, since nothing else would open the repository.
     #[error("key slot {id} is the last one: without it only a paper key opens the repository")]
     LastSlot {
         /// The slot.
         id: SlotId,
     },
-    /// A new slot does not open again; it was removed, and the old ones stay.
+    /// A new slot could not be opened again; it was removed, and the old ones are kept.
     #[error("the new key slot {id} does not open with what it was made with")]
     SlotUnreadable {
         /// The slot.
         id: SlotId,
     },
-    /// A text is no paper key at all.
+    /// The text is not a paper key.
     #[error("this is no paper key: {detail}")]
     NoPaperKey {
-        /// Why not.
+        /// The reason.
         detail: &'static str,
     },
-    /// A paper key of a format that this version does not know.
+    /// A paper key of an unknown version.
     #[error("the paper key has version {version:?}, and this program knows version 1")]
     PaperKeyVersion {
         /// Its version symbol.
@@ -186,7 +186,7 @@ pub enum KeyError {
         /// How many there are.
         actual: usize,
     },
-    /// A character that no paper key has.
+    /// A character that does not occur in paper keys.
     #[error("the paper key has the character {character:?} in group {group}, which never occurs in one")]
     PaperKeyCharacter {
         /// The group, counted from 1 after the `HF1`.
@@ -194,13 +194,13 @@ pub enum KeyError {
         /// The character.
         character: char,
     },
-    /// A group of the paper key does not agree with its own check character.
+    /// The check character of a group is wrong.
     #[error("group {group} of the paper key has a wrong character, or is in the wrong place")]
     PaperKeyGroup {
         /// The group, counted from 1 after the `HF1`.
         group: usize,
     },
-    /// All groups agree with themselves, but not with each other.
+    /// The check characters of all groups are correct, but the checksum of the key is not.
     #[error("the groups of the paper key do not belong together")]
     PaperKeyMixed,
 }

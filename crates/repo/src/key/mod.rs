@@ -2,7 +2,7 @@
 //!
 //! A repository has one [`MasterSecret`], drawn at random when it is created. Every other key is derived from it, one
 //! per [`Purpose`], so that no key is used for two purposes. The secret itself is stored in key slots: objects that
-//! hold it sealed under a password or a key file, one slot per person, host or safe. A [`PaperKey`] is the secret as
+//! contain it sealed under a password or a key file, one slot per user, host or safe. A [`PaperKey`] is the secret as
 //! text, in case all slots are lost.
 //!
 //! An unencrypted repository has an open slot, which needs no secret: the same code seals the same bytes, and damage is

@@ -26,7 +26,7 @@ const GROUP_LENGTH: usize = GROUP_SYMBOLS + 1;
 const SECRET_GROUPS: usize = 13;
 const GROUPS: usize = SECRET_GROUPS + 1;
 const HASH_CONTEXT: &str = "holdfast 2026 paper key v1 checksum";
-/// Longer text is not looked at.
+/// Longer text is rejected.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// The master secret in a printable form: it opens the repository without any slot.
@@ -38,7 +38,7 @@ impl PaperKey {
         let mut bits = Zeroizing::new([0; GROUPS * GROUP_SYMBOLS]);
         split(master.as_bytes(), &mut bits[..SECRET_GROUPS * GROUP_SYMBOLS]);
         split(&checksum(master.as_bytes()), &mut bits[SECRET_GROUPS * GROUP_SYMBOLS..]);
-        // Sized at once, so that no copy stays behind when it grows.
+        // Allocated in full at once, so that no copy remains in memory when it grows.
         let mut text = Zeroizing::new(String::with_capacity(3 + GROUPS * (GROUP_LENGTH + 1)));
         text.push_str("HF");
         text.push(ALPHABET[usize::from(VERSION)].into());
@@ -51,12 +51,13 @@ impl PaperKey {
         Self(text)
     }
 
-    /// The text, in one line: it may be broken at each dash.
+    /// The text in one line; it may be broken at each dash.
     pub fn text(&self) -> &str {
         &self.0
     }
 
-    /// The secret from text as people type it: small letters, other or no spaces and dashes, O for 0, I and L for 1.
+    /// Decodes the secret from typed text: small letters, other or missing spaces and dashes, O for 0, and I and L
+    /// for 1 are accepted.
     pub fn decode(text: &str) -> Result<MasterSecret> {
         if text.len() > TEXT_BYTES_MAX {
             return Err(KeyError::NoPaperKey {
@@ -97,7 +98,7 @@ impl fmt::Debug for PaperKey {
     }
 }
 
-/// What was typed after `HF1`, as symbols.
+/// The symbols typed after `HF1`.
 struct TypedSymbols {
     symbols: Zeroizing<Vec<u8>>,
 }
@@ -129,7 +130,7 @@ impl TypedSymbols {
         if symbols.len() == GROUPS * GROUP_LENGTH {
             return Ok(Self { symbols });
         }
-        // Where the groups were typed apart, one of them shows what is missing.
+        // If the groups were typed separately, the group with missing characters can be reported.
         let groups = || text.split(is_separator).filter(|group| !group.is_empty()).skip(1);
         let odd = (1..)
             .zip(groups())
@@ -212,7 +213,7 @@ mod tests {
         PaperKey::encode(&secret(seed)).text().to_owned()
     }
 
-    /// Paper keeps for decades.
+    /// Paper keys must remain valid for decades.
     #[test]
     fn paper_keys_never_change() {
         let expected = include_str!("../../tests/fixtures/keys/paper-v1.txt").trim_end();
@@ -333,7 +334,7 @@ mod tests {
         assert!(PaperKey::decode(&"HF1".repeat(1000)).is_err());
     }
 
-    /// Groups of two keys agree with themselves, and are found by the hash over all.
+    /// Groups of two keys are valid by themselves; the overall hash detects the mixture.
     #[test]
     fn groups_of_two_keys_do_not_mix() {
         let (text, other) = (text(5), text(6));
@@ -365,7 +366,7 @@ mod tests {
             prop_assert!(PaperKey::decode(&unicode).is_err());
         }
 
-        /// Two wrong characters may deceive a group, but not group and hash.
+        /// Two wrong characters may deceive the check of a group, but not that of the group and the hash.
         #[test]
         fn two_wrong_characters_are_found(a in 0..70usize, b in 0..70usize, x in 1..32u8, y in 1..32u8) {
             prop_assume!(a != b);

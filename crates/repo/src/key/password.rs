@@ -10,13 +10,13 @@ use crate::key::slot_info::{CredentialKind, KdfParameters};
 
 /// Bytes of a slot's salt.
 pub(super) const SALT_BYTES: usize = 32;
-/// Least bytes of a key file: it is not stretched, so it must be impossible to guess.
+/// Minimum bytes of a key file: it is not stretched, so it must be impossible to guess.
 const KEY_FILE_BYTES_MIN: usize = 32;
 
-/// What opens a slot.
+/// A credential that opens a slot.
 #[derive(Clone, Copy)]
 pub enum Credential<'a> {
-    /// A password, byte for byte as it was typed.
+    /// A password, byte for byte as typed.
     Password(&'a [u8]),
     /// The contents of a key file: at least 32 unpredictable bytes.
     KeyFile(&'a [u8]),
@@ -25,7 +25,7 @@ pub enum Credential<'a> {
 }
 
 impl Credential<'_> {
-    /// What it is.
+    /// The kind of the credential.
     pub const fn kind(&self) -> CredentialKind {
         match self {
             Self::Password(_) => CredentialKind::Password,
@@ -34,7 +34,7 @@ impl Credential<'_> {
         }
     }
 
-    /// Refuses what must not protect a repository.
+    /// Returns an error if the credential is too weak to protect a repository.
     pub(super) fn check(&self) -> Result<()> {
         let detail = match self {
             Self::Password([]) => "it is empty",
@@ -47,7 +47,7 @@ impl Credential<'_> {
         })
     }
 
-    /// The key of the slot with `salt`; `parameters` matter to passwords alone.
+    /// The key of the slot with `salt`; `parameters` apply to passwords only.
     pub(super) fn slot_key(&self, parameters: KdfParameters, salt: &[u8; SALT_BYTES]) -> Result<Zeroizing<[u8; 32]>> {
         match self {
             Self::Password(password) => parameters.stretch(password, salt),
@@ -71,14 +71,14 @@ fn derive(context: &str, salt: &[u8; SALT_BYTES], material: &[u8]) -> Zeroizing<
 }
 
 impl KdfParameters {
-    /// Bounds on what is read from a slot, so that a hostile one can take neither all memory nor all time.
+    /// Limits on parameters in slots, so that a malicious slot cannot exhaust memory or time.
     const LIMITS: Self = Self {
         memory_kib: 1 << 20,
         iterations: 64,
         lanes: 16,
     };
 
-    /// Refuses parameters that are out of bounds.
+    /// Returns an error if parameters are out of bounds.
     pub fn check(self) -> Result<()> {
         let check = |what, value, least, most| {
             if (least..=most).contains(&value) {
@@ -102,7 +102,7 @@ impl KdfParameters {
         )
     }
 
-    /// What a guess costs, to compare: KiB written.
+    /// The cost of a guess, for comparison: KiB written.
     pub(crate) fn cost(self) -> u64 {
         u64::from(self.memory_kib) * u64::from(self.iterations)
     }
@@ -124,7 +124,7 @@ impl KdfParameters {
             &mut *key,
             &mut memory[..],
         );
-        // The last blocks are as good as the key.
+        // The last blocks determine the key, so they are wiped.
         memory.zeroize();
         hashed.map_err(|_| KeyError::Credential {
             kind: CredentialKind::Password,

@@ -1,6 +1,6 @@
 //! The purposes of derived keys.
 
-/// What a key is for.
+/// The purpose of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Sealing the frames of packs.
@@ -9,18 +9,18 @@ pub enum Purpose {
     IndexSealing,
     /// Sealing the configuration and the manifests of snapshots.
     ManifestSealing,
-    /// Sealing the markers by which writers and gc agree.
+    /// Sealing the markers with which writers and gc coordinate.
     MarkerSealing,
-    /// The keyed hash by which changed blocks are found.
+    /// The keyed hash that detects changed blocks.
     BlockHash,
-    /// The keyed hash that is the identity of a chunk.
+    /// The keyed hash that identifies chunks.
     ChunkId,
-    /// The seed of the table that cuts streams into chunks, so that lengths of chunks do not tell what is in them.
+    /// The seed of the stream chunker's table, so that chunk lengths do not reveal the content.
     StreamCut,
 }
 
 impl Purpose {
-    /// Every purpose; the code of one is its place here, counted from 1.
+    /// Every purpose; its code is its position here, counted from 1.
     pub const ALL: [Self; 7] = [
         Self::PackSealing,
         Self::IndexSealing,
@@ -31,7 +31,7 @@ impl Purpose {
         Self::StreamCut,
     ];
 
-    /// The context of BLAKE3's key derivation; never change one, never use one twice.
+    /// The context of BLAKE3's key derivation; contexts must never be changed or reused.
     pub(super) const fn context(self) -> &'static str {
         match self {
             Self::PackSealing => "holdfast 2026 repository v1 pack sealing",
@@ -48,7 +48,7 @@ impl Purpose {
         self as usize
     }
 
-    /// The number that stands for the purpose in stored objects.
+    /// The code of the purpose in stored objects.
     pub(crate) const fn code(self) -> u16 {
         self as u16 + 1
     }

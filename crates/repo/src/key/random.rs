@@ -11,8 +11,8 @@ pub trait Randomness: Send + Sync {
     fn fill(&self, bytes: &mut [u8]) -> Result<()>;
 }
 
-/// The operating system's randomness, straight from the kernel: a crypto library would first gather its own, which takes
-/// longer than many a job.
+/// The operating system's randomness, directly from the kernel: a crypto library would first collect its own entropy,
+/// which takes longer than many jobs.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemRandomness;
 
@@ -20,7 +20,7 @@ impl Randomness for SystemRandomness {
     fn fill(&self, bytes: &mut [u8]) -> Result<()> {
         let mut filled = 0;
         while filled < bytes.len() {
-            // Waits, right after the machine started, until the kernel has gathered enough.
+            // Blocks shortly after boot, until the kernel has collected enough entropy.
             match getrandom(&mut bytes[filled..], GetRandomFlags::empty()) {
                 Ok(length) => filled += length,
                 Err(Errno::INTR) => {}
@@ -38,7 +38,7 @@ pub(super) fn random<const N: usize>(randomness: &dyn Randomness) -> Result<[u8;
     Ok(bytes)
 }
 
-/// Bytes that a seed decides.
+/// Bytes determined by a seed.
 #[cfg(test)]
 pub(super) struct Counting(pub(super) std::sync::atomic::AtomicU64);
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, Algorithm, CHACHA20_POLY1305, LessSafeKey, Nonce, UnboundKey};
 
-/// The tag does not fit the key, the nonce, the associated bytes and the sealed ones.
+/// The tag does not match the key, the nonce, the associated data and the ciphertext.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("sealed with another key, or damaged")]
 pub struct NotSealed;
@@ -23,7 +23,7 @@ pub enum Cipher {
 }
 
 impl Cipher {
-    /// The number that stands for the cipher in stored objects.
+    /// The code of the cipher in stored objects.
     pub const fn code(self) -> u8 {
         match self {
             Self::Aes256Gcm => 1,
@@ -31,7 +31,7 @@ impl Cipher {
         }
     }
 
-    /// The cipher that a number stands for.
+    /// The cipher with this code.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             1 => Some(Self::Aes256Gcm),
@@ -59,7 +59,7 @@ impl fmt::Display for Cipher {
 
 /// A key for sealing and opening; it may be shared by threads.
 ///
-/// The caller must never seal twice with one nonce.
+/// The caller must never use a nonce twice.
 pub struct SealingKey {
     key: LessSafeKey,
 }
@@ -73,7 +73,7 @@ impl SealingKey {
         }
     }
 
-    /// Encrypts `buffer` in place and appends the tag, which also vouches for `associated`.
+    /// Encrypts `buffer` in place and appends the tag, which also authenticates `associated`.
     pub fn seal(&self, nonce: [u8; 12], associated: &[u8], buffer: &mut Vec<u8>) {
         buffer.reserve_exact(TAG_LENGTH);
         self.key
@@ -83,7 +83,7 @@ impl SealingKey {
 
     /// Checks the tag at the end of `buffer`, removes it and decrypts the rest in place.
     ///
-    /// [`NotSealed`] when the tag does not fit the key, the nonce, `associated` and the bytes; `buffer` is then empty.
+    /// [`NotSealed`] if the tag does not match the key, the nonce, `associated` and the bytes; `buffer` is then empty.
     pub fn open(&self, nonce: [u8; 12], associated: &[u8], buffer: &mut Vec<u8>) -> Result<(), NotSealed> {
         let opened = self
             .open_slice(nonce, associated, buffer)
@@ -92,9 +92,9 @@ impl SealingKey {
         opened.map(|_| ())
     }
 
-    /// Does the same to bytes that cannot shrink: the plaintext is the answer, at the start of `buffer`.
+    /// Like [`open`](Self::open) for a slice: returns the plaintext at the start of `buffer`.
     ///
-    /// After [`NotSealed`] the contents of `buffer` are of no use.
+    /// After [`NotSealed`] the content of `buffer` is undefined.
     pub fn open_slice<'a>(
         &self,
         nonce: [u8; 12],

@@ -1,4 +1,4 @@
-//! Small objects, each sealed under a key of its own: the configuration, manifests, markers.
+//! Small objects, each sealed under its own key: the configuration, manifests, markers.
 //!
 //! | offset | bytes | |
 //! |---:|---:|---|
@@ -32,13 +32,13 @@ const HEADER_BYTES: usize = LENGTH_AT + 8;
 const SALT_BYTES: usize = 32;
 const _: () = assert!(HEADER_BYTES == 56);
 
-/// No other nonce is needed where each key seals once.
+/// A constant nonce is safe, since each key seals only once.
 const NONCE: [u8; 12] = [0; 12];
 
-/// Bytes by which a sealed object is longer than its plaintext.
+/// Number of bytes by which a sealed object is longer than its plaintext.
 pub const SEALED_OVERHEAD_BYTES: u64 = (HEADER_BYTES + TAG_LENGTH) as u64;
 
-/// The bytes of the object `name` that hold `plaintext`.
+/// The sealed bytes of the object `name` with `plaintext`.
 pub fn seal_object(
     keyring: &Keyring,
     purpose: Purpose,
@@ -63,7 +63,7 @@ pub fn seal_object(
     Ok(object)
 }
 
-/// The plaintext of the object `name`, which is `object`.
+/// The plaintext of `object`, which is stored under `name`.
 pub fn open_object(keyring: &Keyring, purpose: Purpose, name: &ObjectName, object: &[u8]) -> Result<Vec<u8>> {
     let damaged = |detail| KeyError::Damaged {
         name: name.clone(),
@@ -104,7 +104,7 @@ pub fn open_object(keyring: &Keyring, purpose: Purpose, name: &ObjectName, objec
     Ok(plaintext)
 }
 
-/// What the tag vouches for beside the plaintext. The header has a fixed length, so the two parts cannot be confused.
+/// The associated data of the tag. The header has a fixed length, so the two parts cannot be confused.
 fn associated(header: &[u8], name: &ObjectName) -> Vec<u8> {
     [header, name.to_string().as_bytes()].concat()
 }

@@ -11,7 +11,7 @@ use crate::key::purpose::Purpose;
 /// Bytes of the master secret and of every key.
 pub(super) const SECRET_BYTES: usize = 32;
 
-/// The one secret of a repository: wiped from memory when dropped, and never shown.
+/// The only secret of a repository: wiped from memory when dropped, and never displayed.
 #[derive(Clone)]
 pub struct MasterSecret(Zeroizing<[u8; SECRET_BYTES]>);
 
@@ -40,7 +40,7 @@ impl MasterSecret {
 }
 
 impl PartialEq for MasterSecret {
-    /// Takes the same time wherever the secrets differ.
+    /// Runs in constant time.
     fn eq(&self, other: &Self) -> bool {
         aws_lc_rs::constant_time::verify_slices_are_equal(&*self.0, &*other.0).is_ok()
     }
@@ -54,7 +54,7 @@ impl fmt::Debug for MasterSecret {
     }
 }
 
-/// The keys of a repository, one per purpose; wiped from memory when dropped, and never shown.
+/// The keys of a repository, one per purpose; wiped from memory when dropped, and never displayed.
 #[derive(Clone)]
 pub struct Keyring {
     keys: [Zeroizing<[u8; SECRET_BYTES]>; Purpose::ALL.len()],
@@ -66,12 +66,12 @@ impl Keyring {
         &self.keys[purpose.index()]
     }
 
-    /// The keys by which bytes are recognised.
+    /// The fingerprint keys.
     pub fn fingerprints(&self) -> FingerprintSecret {
         FingerprintSecret(FINGERPRINTS.map(|purpose| self.keys[purpose.index()].clone()))
     }
 
-    /// The same keys, but bytes are recognised as where `secret` is from.
+    /// The same keys, but with the fingerprint keys in `secret`.
     #[must_use]
     pub fn with_fingerprints(mut self, secret: &FingerprintSecret) -> Self {
         for (purpose, key) in FINGERPRINTS.into_iter().zip(&secret.0) {
@@ -80,9 +80,10 @@ impl Keyring {
         self
     }
 
-    /// The key that seals one object: derived from the key for `purpose` and a `salt` that the object has for itself.
+    /// The key that seals one object: derived from the key for `purpose` and the object's own `salt`.
     ///
-    /// With a random salt of 32 bytes no two objects ever share a key, so that nonces need only differ within an object.
+    /// With a random salt of 32 bytes no two objects share a key, so that nonces only need to be unique within an
+    /// object.
     pub fn object_key(&self, purpose: Purpose, salt: &[u8; 32], cipher: Cipher) -> SealingKey {
         let mut hasher = blake3::Hasher::new_derive_key("holdfast 2026 repository v1 object key");
         hasher.update(self.key(purpose));
@@ -97,17 +98,17 @@ impl fmt::Debug for Keyring {
     }
 }
 
-/// The purposes by which bytes are recognised, and none is sealed.
+/// The purposes of fingerprints; their keys seal nothing.
 const FINGERPRINTS: [Purpose; 3] = [Purpose::BlockHash, Purpose::ChunkId, Purpose::StreamCut];
 
-/// The keys by which bytes are recognised: repositories that share them cut and name the same bytes alike.
+/// The fingerprint keys: repositories that share them cut and identify the same bytes alike.
 ///
-/// Nothing is sealed with them. They are wiped from memory when dropped, and never shown.
+/// Nothing is sealed with them. They are wiped from memory when dropped, and never displayed.
 #[derive(Clone)]
 pub struct FingerprintSecret([Zeroizing<[u8; SECRET_BYTES]>; FINGERPRINTS.len()]);
 
 impl FingerprintSecret {
-    /// The keys as stored: one after the other.
+    /// The stored form of the keys: concatenated.
     pub(crate) fn to_hex(&self) -> Zeroizing<String> {
         let mut text = Zeroizing::new(String::with_capacity(FINGERPRINTS.len() * SECRET_BYTES * 2));
         for byte in self.0.iter().flat_map(|key| key.iter()) {
@@ -117,7 +118,7 @@ impl FingerprintSecret {
         text
     }
 
-    /// The keys that are stored as `text`; none if it is not such.
+    /// The keys that are stored as `text`; `None` if it is invalid.
     pub(crate) fn from_hex(text: &str) -> Option<Self> {
         let (digits, rest) = text.as_bytes().as_chunks::<2>();
         if !rest.is_empty() || digits.len() != FINGERPRINTS.len() * SECRET_BYTES {
@@ -138,7 +139,7 @@ impl FingerprintSecret {
 }
 
 impl PartialEq for FingerprintSecret {
-    /// Takes the same time wherever the keys differ.
+    /// Runs in constant time.
     fn eq(&self, other: &Self) -> bool {
         let same = |(ours, theirs): (&Zeroizing<[u8; SECRET_BYTES]>, &Zeroizing<[u8; SECRET_BYTES]>)| {
             aws_lc_rs::constant_time::verify_slices_are_equal(&**ours, &**theirs).is_ok()
@@ -173,7 +174,7 @@ mod tests {
         assert!(Purpose::ALL.iter().all(|purpose| !keys.contains(other.key(*purpose))));
     }
 
-    /// Every repository ever made depends on these.
+    /// All existing repositories depend on these.
     #[test]
     fn derived_keys_never_change() {
         let keyring = MasterSecret::from_bytes([7; 32]).keyring();

@@ -52,19 +52,19 @@ const NONCE: [u8; 12] = [0; 12];
 
 /// Longest label, in bytes.
 pub const LABEL_BYTES_MAX: usize = 256;
-/// Longest configuration that a slot takes, in bytes.
+/// Maximum length of the configuration in a slot, in bytes.
 pub const CONFIG_BYTES_MAX: usize = 64 << 10;
 /// Longest slot, in bytes.
 pub const SLOT_BYTES_MAX: u64 =
     (LABEL_AT + LABEL_BYTES_MAX + SECRET_BYTES + CONFIG_BYTES_MAX + TAG_LENGTH + HASH_BYTES) as u64;
 
-/// A slot whose bytes are whole, and which has not been opened.
+/// A slot with a valid checksum that was not opened yet.
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) info: SlotInfo,
     cipher: Cipher,
     salt: [u8; SALT_BYTES],
-    /// All that the seal vouches for beside the payload.
+    /// The associated data of the payload's seal.
     associated: Vec<u8>,
     payload: Vec<u8>,
 }
@@ -76,7 +76,7 @@ pub(super) struct SlotContents {
     pub(super) config: Vec<u8>,
 }
 
-/// The bytes of a slot; `info.parameters` must be there for passwords and only there.
+/// The bytes of a slot; `info.parameters` must be present for passwords and only for them.
 pub(super) fn encode(
     info: &SlotInfo,
     cipher: Cipher,
@@ -118,7 +118,7 @@ pub(super) fn encode(
     bytes.extend(label);
 
     let key = credential.slot_key(info.parameters.unwrap_or_default(), &salt)?;
-    // Sized at once, so that no copy of the secret stays behind when it grows.
+    // Allocated in full at once, so that no copy of the secret remains in memory when it grows.
     let mut payload = Vec::with_capacity(SECRET_BYTES + config.len() + TAG_LENGTH);
     payload.extend(contents.master.as_bytes());
     payload.extend(config);
@@ -186,7 +186,7 @@ impl Slot {
         })
     }
 
-    /// What the slot holds; none when `credential` is not the one that it was made with.
+    /// The content of the slot; `None` if `credential` is not the one that it was created with.
     pub(super) fn open(&self, credential: Credential<'_>) -> Result<Option<SlotContents>> {
         if credential.kind() != self.info.kind {
             return Ok(None);
@@ -259,7 +259,7 @@ mod tests {
         encode(&info, cipher, credential, &contents(), &Counting::new(1)).unwrap()
     }
 
-    /// Slots of every released version open for ever. The files were written by the version that they are named after.
+    /// Slots of every released version must remain usable. The files were written by the version in their name.
     #[test]
     fn every_slot_ever_released_opens() {
         let fixtures: [(&str, &[u8], Credential<'_>, Cipher); 3] = [
@@ -427,7 +427,8 @@ mod tests {
             prop_assert!(Slot::parse(id(), &damaged).is_err());
             prop_assert!(Slot::parse(id(), &bytes[..bit / 8]).is_err());
 
-            // Also where the checksum is forged the seal holds: an error, or it does not open. Costs have a test of their own.
+            // The seal holds even if the checksum is forged: an error, or the slot does not open. Costs have a separate
+            // test.
             let at = bit / 8;
             if at < bytes.len() - HASH_BYTES && !(MEMORY_AT..CREATED_AT).contains(&at) {
                 let hostile = forged(bytes, at, &[damaged[at]]);

@@ -17,7 +17,7 @@ pub enum CredentialKind {
 }
 
 impl CredentialKind {
-    /// The number that stands for the kind in stored slots.
+    /// The code of the kind in stored slots.
     pub(crate) const fn code(self) -> u8 {
         match self {
             Self::Password => 1,
@@ -46,7 +46,7 @@ impl fmt::Display for CredentialKind {
     }
 }
 
-/// What a guess at a password costs: the parameters of Argon2id (RFC 9106), version 0x13.
+/// The cost of guessing a password: the parameters of Argon2id (RFC 9106), version 0x13.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KdfParameters {
     /// Memory in KiB.
@@ -58,7 +58,7 @@ pub struct KdfParameters {
 }
 
 impl Default for KdfParameters {
-    /// 32 MiB, 4 passes, 1 lane: a tenth of a second or two, and memory that the smallest host has.
+    /// 32 MiB, 4 passes, 1 lane: 0.1 to 0.2 seconds, with memory that the smallest host has.
     fn default() -> Self {
         Self {
             memory_kib: 32 << 10,
@@ -78,7 +78,7 @@ impl SlotId {
         ObjectName::new(ObjectKind::Key, &self.to_string()).expect("16 digits are a name")
     }
 
-    /// The slot that an object holds, if its name is that of one.
+    /// The slot in an object, if its name is that of a slot.
     pub fn from_object(name: &ObjectName) -> Option<Self> {
         match name.kind() {
             ObjectKind::Key => name.name().parse().ok(),
@@ -118,13 +118,13 @@ impl FromStr for SlotId {
 pub struct SlotInfo {
     /// Its identity.
     pub id: SlotId,
-    /// What opens it.
+    /// The kind of credential that opens it.
     pub kind: CredentialKind,
-    /// What it is called: whose it is, or where.
+    /// Its label: the owner or the place of the credential.
     pub label: String,
-    /// When it was made, in seconds since 1970.
+    /// Creation time, in seconds since 1970.
     pub created_unix_seconds: u64,
-    /// What a guess costs; none where nothing is to be guessed.
+    /// The cost of a guess; `None` if nothing can be guessed.
     pub parameters: Option<KdfParameters>,
 }
 

@@ -16,26 +16,26 @@ use super::{Cipher, Credential, CredentialKind, KdfParameters, KeyError, MasterS
 use crate::key::slot_info::{SlotId, SlotInfo};
 use crate::store::{ObjectKind, ObjectName, Put, Store, StoreError};
 
-/// Most slots of a repository.
+/// Maximum number of slots in a repository.
 pub const SLOT_COUNT_MAX: usize = 64;
-/// Most objects looked at: slots, and the markers and damage beside them.
+/// Maximum number of objects that are examined: slots, and markers and damaged objects.
 const OBJECT_COUNT_MAX: usize = 4 * SLOT_COUNT_MAX;
-/// The total cost of trying slots before no further one is tried, in the unit of [`KdfParameters::cost`]: as much as 64
-/// slots of today's default cost. Anyone with write access to the store can add slots, and each of them costs time.
+/// Limit of the total cost of tried slots, in the unit of [`KdfParameters::cost`]: that of 64 slots with today's
+/// default cost. Anyone with write access to the store can add slots, and each of them costs time.
 const COST_MAX: u64 = 64 * 32 * 1024 * 4;
 
-/// A slot to be made.
+/// A slot to create.
 #[derive(Debug, Clone)]
 pub struct NewSlot<'a> {
-    /// What opens it.
+    /// The credential that opens it.
     pub credential: Credential<'a>,
-    /// What a guess at a password costs; of no matter to other credentials.
+    /// The cost of guessing a password; ignored for other credentials.
     pub parameters: KdfParameters,
-    /// What to call it: whose it is, or where.
+    /// Its label: the owner or the place of the credential.
     pub label: &'a str,
     /// The time, in seconds since 1970.
     pub created_unix_seconds: u64,
-    /// What to seal it with.
+    /// The cipher.
     pub cipher: Cipher,
 }
 
@@ -44,47 +44,47 @@ pub struct NewSlot<'a> {
 pub struct Unlocked {
     /// The master secret of the repository.
     pub master: MasterSecret,
-    /// The configuration of the repository as it was when the slot was made.
+    /// The configuration of the repository when the slot was created.
     pub config: Vec<u8>,
     /// The slot that opened.
     pub slot: SlotInfo,
-    /// Slots that could not be tried, and why: worth a warning.
+    /// Slots that could not be tried, and why; the caller should warn of them.
     pub damaged: Vec<(ObjectName, KeyError)>,
 }
 
 /// All slots of a store.
 #[derive(Debug)]
 pub struct SlotListing {
-    /// Slots that are whole, oldest first.
+    /// Intact slots, oldest first.
     pub slots: Vec<SlotInfo>,
-    /// Slots of these whose removal has begun and not ended.
+    /// Those of the slots whose removal has begun but not ended.
     pub being_removed: BTreeSet<SlotId>,
-    /// What is no slot, or a damaged one, and why.
+    /// Objects that are not slots, or are damaged, and why.
     pub damaged: Vec<(ObjectName, KeyError)>,
 }
 
-/// Which slots are tried.
+/// Which slots to try.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SlotChoice {
     /// All, cheapest first.
     #[default]
     Any,
-    /// This one first: it has opened the last time. What others have put beside it costs nothing then.
+    /// This one first, since it opened the last time. Then additional slots of an attacker cost no time.
     First(SlotId),
-    /// This one, and no other.
+    /// Only this one.
     Only(SlotId),
 }
 
-/// What to do about the last slot.
+/// How to treat the last slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removal {
-    /// Refuse to remove it.
+    /// It cannot be removed.
     KeepLast,
-    /// Remove it: from then on only a paper key opens the repository.
+    /// It can be removed: afterwards only a paper key opens the repository.
     AllowLast,
 }
 
-/// Adds a slot that holds `master` and `config`, and opens it once before saying that it is there.
+/// Adds a slot with `master` and `config`, and opens it once as a check.
 pub fn add(
     store: &dyn Store,
     new: &NewSlot<'_>,
@@ -112,7 +112,7 @@ pub fn add(
     let id = info.id;
     let bytes = encode(&info, new.cipher, new.credential, &contents, randomness)?;
     if store.put(&id.object(), &bytes)? == Put::AlreadyExists {
-        // 8 random bytes that were there before are not random.
+        // A random id that exists already shows that the source is not random.
         return Err(KeyError::NoRandomness);
     }
     let opened = Slot::parse(id, &store.get(&id.object(), SLOT_BYTES_MAX)?).and_then(|slot| slot.open(new.credential));
@@ -133,13 +133,13 @@ pub fn unlock(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
     unlock_chosen(store, credential, SlotChoice::Any)
 }
 
-/// The same, of the slots that `choice` says.
+/// The same for the slots that `choice` selects.
 pub fn unlock_chosen(store: &dyn Store, credential: Credential<'_>, choice: SlotChoice) -> Result<Unlocked> {
     match choice {
         SlotChoice::Any => unlock_any(store, credential),
         SlotChoice::First(id) => match unlock_one(store, id, credential) {
             Ok(unlocked) => Ok(unlocked),
-            // It may be gone, or of another password: then it is one of all.
+            // It may be gone, or have another password: then it is tried like all others.
             Err(_) => unlock_any(store, credential),
         },
         SlotChoice::Only(id) => unlock_one(store, id, credential),
@@ -164,7 +164,8 @@ fn unlock_one(store: &dyn Store, id: SlotId, credential: Credential<'_>) -> Resu
             master,
             config,
             slot: slot.info,
-            // It opened, so what is wrong with others only deserves a warning, and a list that cannot be had none.
+            // The slot opened, so problems of others only deserve a warning; if they cannot be listed, there is
+            // none.
             damaged: LoadedSlots::new(store).map_or_else(|_| Vec::new(), |loaded| loaded.damaged),
         }),
         None => Err(KeyError::WrongCredential {
@@ -219,7 +220,7 @@ fn unlock_any(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
             tried_count: tried.len(),
         });
     }
-    // A slot that could not be read may be the one that would have opened.
+    // A slot that could not be read may be the right one.
     if let Some(at) = damaged.iter().position(|(_, error)| is_store_failure(error)) {
         return Err(damaged.swap_remove(at).1);
     }
@@ -241,7 +242,7 @@ fn unlock_any(store: &dyn Store, credential: Credential<'_>) -> Result<Unlocked>
     })
 }
 
-/// Whether no further slot is tried.
+/// Whether no further slot should be tried.
 fn is_enough(tried_count: usize, spent: u64) -> bool {
     tried_count >= SLOT_COUNT_MAX || spent >= COST_MAX
 }
@@ -262,9 +263,10 @@ pub fn list(store: &dyn Store) -> Result<SlotListing> {
     })
 }
 
-/// Puts a slot in the place of the one that was opened: a new password, other parameters, another label.
+/// Replaces the opened slot: a new password, other parameters, another label.
 ///
-/// The old slot goes when the new one is durable and has been opened; an error leaves the old one, and perhaps both.
+/// The old slot is removed when the new one is durable and was opened; after an error the old one, and perhaps both,
+/// remain.
 pub fn replace(store: &dyn Store, old: &Unlocked, new: &NewSlot<'_>, randomness: &dyn Randomness) -> Result<SlotId> {
     let id = add(store, new, &old.master, &old.config, randomness)?;
     remove(store, old.slot.id, Removal::KeepLast, randomness)?;
@@ -297,7 +299,7 @@ pub fn remove(store: &dyn Store, id: SlotId, removal: Removal, randomness: &dyn 
     Ok(())
 }
 
-/// Checks that [`remove`] could remove a slot, and that others stay; changes nothing.
+/// Checks that [`remove`] could remove a slot, and that others would remain; changes nothing.
 pub fn check_removal(store: &dyn Store, id: SlotId) -> Result<()> {
     match store.length(&id.object()) {
         Err(StoreError::NotFound { .. }) => return Err(KeyError::NoSuchSlot { id }),
@@ -309,7 +311,7 @@ pub fn check_removal(store: &dyn Store, id: SlotId) -> Result<()> {
     }
 }
 
-/// How many slots other than `id` are there, and not about to be removed.
+/// The number of slots other than `id` that exist and are not about to be removed.
 fn remaining_slot_count(store: &dyn Store, id: SlotId) -> Result<usize> {
     let loaded = LoadedSlots::new(store)?;
     let stays = |slot: &&Slot| slot.info.id != id && !loaded.being_removed.contains(&slot.info.id);
@@ -325,7 +327,7 @@ fn put_marker(store: &dyn Store, id: SlotId, randomness: &dyn Randomness) -> Res
     }
 }
 
-/// The slot that the marker of a removal belongs to.
+/// The slot of a removal marker.
 fn marked_slot(name: &ObjectName) -> Option<SlotId> {
     let (slot, attempt) = name.name().split_once('.')?;
     attempt.parse::<SlotId>().ok()?;
@@ -351,7 +353,7 @@ fn names(store: &dyn Store) -> Result<Vec<ObjectName>> {
     Ok(names)
 }
 
-/// The names of all objects; one more than there may be where there are more.
+/// The names of all objects; at most one more than the limit.
 fn some_names(store: &dyn Store) -> Result<Vec<ObjectName>> {
     let mut names = Vec::new();
     store.list(ObjectKind::Key, &mut |name, _| {
@@ -365,12 +367,12 @@ fn some_names(store: &dyn Store) -> Result<Vec<ObjectName>> {
     Ok(names)
 }
 
-/// All that there is under `keys`.
+/// All objects of the kind `keys`.
 struct LoadedSlots {
     slots: Vec<Slot>,
     being_removed: BTreeSet<SlotId>,
     damaged: Vec<(ObjectName, KeyError)>,
-    /// Whether there are more objects than may be, so that others may be among those that were not looked at.
+    /// Whether there are more objects than the limit, so that some were not examined.
     is_cut_off: bool,
 }
 
@@ -379,7 +381,7 @@ impl LoadedSlots {
         Ok(Self::of(store, names(store)?))
     }
 
-    /// The same, of as many as may be where there are more.
+    /// Loads at most the limit of objects.
     fn load_bounded(store: &dyn Store) -> Result<Self> {
         let mut names = some_names(store)?;
         let is_cut_off = names.len() > OBJECT_COUNT_MAX;
@@ -421,7 +423,7 @@ fn load(store: &dyn Store, name: &ObjectName) -> Result<Slot> {
     Slot::parse(id, &store.get(name, SLOT_BYTES_MAX)?)
 }
 
-/// Whether the store failed rather than the slot.
+/// Whether the error is one of the store rather than of the slot.
 fn is_store_failure(error: &KeyError) -> bool {
     match error {
         KeyError::Store(error) => !matches!(error, StoreError::TooLarge { .. }),

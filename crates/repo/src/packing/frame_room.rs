@@ -1,10 +1,11 @@
-//! Bounds the bytes of frames on their way into packs.
+//! Limits the bytes of frames in the packing pipeline.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Room for frames that were handed over and are not in their pack yet.
+/// Memory budget for frames that were submitted and are not in their pack yet.
 ///
-/// It is counted in bytes, since a frame that was compressed and waits for its predecessors takes less than one that was not.
+/// It is counted in bytes, since a compressed frame that waits for its predecessors takes less than an uncompressed
+/// one.
 pub(super) struct FrameRoom {
     state: Mutex<RoomState>,
     changed: Condvar,
@@ -30,7 +31,8 @@ impl FrameRoom {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for room for so many bytes, and takes it; false when the room was closed. An empty room takes any frame.
+    /// Waits until this many bytes are available, and takes them; returns false if the budget was closed. With an
+    /// empty budget, a frame of any size is accepted.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let full = |state: &mut RoomState| {
             !state.is_closed && state.taken_bytes > 0 && state.taken_bytes + bytes > self.bytes_max
@@ -48,7 +50,7 @@ impl FrameRoom {
         self.changed.notify_all();
     }
 
-    /// Releases all waiting threads: no memory will be returned.
+    /// Releases all waiting threads, because no memory will be returned.
     pub(super) fn close(&self) {
         self.state().is_closed = true;
         self.changed.notify_all();

@@ -9,17 +9,17 @@ use crate::format::pack::{ChunkEntry, FRAME_COUNT_MAX, FrameContent, Location, P
 use crate::id::PackId;
 use crate::repository::packs::Packs;
 
-/// Stored bytes at which a pack is full; frames that are still being sealed make it a little larger.
+/// Stored bytes at which a pack is full; frames that are still being sealed make it slightly larger.
 const PACK_STORED_BYTES: u64 = 48 << 20;
-/// Bytes before compression at which a pack is full: bounds its directory and prints where data compresses extremely well.
+/// Uncompressed bytes at which a pack is full: limits its directory and prints if data compresses extremely well.
 const PACK_RAW_BYTES: u64 = 256 << 20;
-/// Bytes of a tree frame: a page is read alone more often than with its neighbours.
+/// Bytes of a tree frame, which is small because pages are usually read individually.
 const TREE_FRAME_BYTES: usize = 128 << 10;
 
-/// Draws the identity of a new pack.
+/// Draws the id of a new pack.
 pub(crate) type DrawPackId<'a> = &'a dyn Fn() -> PackId;
 
-/// Gathers chunks, or pages, of one kind into frames and packs.
+/// Collects chunks or pages of one kind into frames and packs.
 pub(crate) struct FrameStream<'a> {
     packs: Arc<Packs>,
     draw: DrawPackId<'a>,
@@ -28,9 +28,9 @@ pub(crate) struct FrameStream<'a> {
     raw: Vec<u8>,
     prints: Vec<u8>,
     chunks: Vec<ChunkEntry>,
-    /// The chunk that is being gathered, on its way into the next frame.
+    /// The current chunk, while it is moved to the next frame.
     carried: Vec<u8>,
-    /// Where the chunk that is being gathered begins in `raw` and in `prints`.
+    /// The start of the current chunk in `raw` and in `prints`.
     chunk_start: usize,
     prints_start: usize,
 }
@@ -57,7 +57,7 @@ impl<'a> FrameStream<'a> {
         }
     }
 
-    /// The pack that the frame being gathered will be in; begun if there is none.
+    /// The pack of the current frame; begun if there is none.
     pub(crate) fn pack(&mut self) -> PackId {
         self.current().pack.id
     }
@@ -78,7 +78,7 @@ impl<'a> FrameStream<'a> {
         })
     }
 
-    /// Adds bytes to the chunk that is being gathered, with the prints of their blocks.
+    /// Adds bytes to the current chunk, with the prints of their blocks.
     pub(crate) fn push(&mut self, bytes: &[u8], prints: &[u8], output: &mut PackOutput<'_>) -> Result<()> {
         if self.raw.len() + bytes.len() > WRITTEN_FRAME_BYTES_MAX {
             self.carry_over(output)?;
@@ -89,7 +89,7 @@ impl<'a> FrameStream<'a> {
         Ok(())
     }
 
-    /// Seals the frame without the chunk that is being gathered, which begins the next one.
+    /// Seals the frame without the current chunk, which begins the next one.
     fn carry_over(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
         self.carried.clear();
         self.carried.extend_from_slice(&self.raw[self.chunk_start..]);
@@ -97,7 +97,7 @@ impl<'a> FrameStream<'a> {
         self.raw.truncate(self.chunk_start);
         self.seal_frame(output)?;
         self.roll_over(output)?;
-        // The frame was handed over before memory for the next one is taken: then another one has become free.
+        // The frame was submitted before memory for the next one is taken: then a buffer has become free.
         self.take_memory(output);
         self.raw.extend_from_slice(&self.carried);
         self.prints = next_prints;
@@ -105,25 +105,25 @@ impl<'a> FrameStream<'a> {
         Ok(())
     }
 
-    /// Sees to it that there is memory for a frame. Frames of pages are small: theirs is not taken from what goes round.
+    /// Ensures that there is memory for a frame. Frames of pages are small and do not use the pool.
     fn take_memory(&mut self, output: &PackOutput<'_>) {
         if self.raw.capacity() == 0 && self.content != FrameContent::Tree {
             self.raw = output.raw_buffers().take();
         }
     }
 
-    /// Bytes of the chunk that is being gathered.
+    /// Bytes of the current chunk.
     pub(crate) fn pending(&self) -> &[u8] {
         &self.raw[self.chunk_start..]
     }
 
-    /// Drops the chunk that is being gathered: the repository has it.
+    /// Drops the current chunk, because the repository has it.
     pub(crate) fn drop_pending(&mut self) {
         self.raw.truncate(self.chunk_start);
         self.prints.truncate(self.prints_start);
     }
 
-    /// Keeps the chunk that is being gathered, and says where it will be.
+    /// Keeps the current chunk, and returns its future location.
     pub(crate) fn keep_pending(&mut self, entry: ChunkEntry) -> Location {
         debug_assert_eq!(entry.length as usize, self.pending().len());
         let location = self.here();
@@ -158,7 +158,7 @@ impl<'a> FrameStream<'a> {
         self.prints_start = self.prints.len();
     }
 
-    /// Hands the frame over.
+    /// Submits the frame.
     fn seal_frame(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
         if self.raw.is_empty() {
             return Ok(());
@@ -179,7 +179,7 @@ impl<'a> FrameStream<'a> {
         output.frame(FrameJob { pack, frame })
     }
 
-    /// Ends the pack if that is full.
+    /// Ends the pack if it is full.
     fn roll_over(&mut self, output: &mut PackOutput<'_>) -> Result<()> {
         let full = self.pack.as_ref().is_some_and(|current| {
             current.pack.stored_bytes() >= PACK_STORED_BYTES
@@ -200,9 +200,9 @@ impl<'a> FrameStream<'a> {
         }
     }
 
-    /// Seals what is left and ends the last pack, with an attachment.
+    /// Seals the rest and ends the last pack, with an attachment.
     ///
-    /// The chunk that is being gathered must have been kept or dropped.
+    /// The current chunk must have been kept or dropped.
     pub(crate) fn finish(&mut self, output: &mut PackOutput<'_>, attachment: Vec<u8>) -> Result<()> {
         assert!(self.pending().is_empty(), "a chunk was neither kept nor dropped");
         self.seal_frame(output)?;

@@ -20,12 +20,12 @@ use crate::id::{PackId, WriterId};
 use crate::progress::stage::{Stage, StageTimer, timed};
 use crate::store::Store;
 
-/// A pack that takes frames.
+/// A pack that accepts frames.
 pub(crate) struct OpenPack {
     pub(crate) id: PackId,
     pub(crate) kind: PackKind,
     key: Arc<PackKey>,
-    /// Bytes appended so far: what decides when the pack is full.
+    /// Bytes appended so far, which determine when the pack is full.
     stored_bytes: AtomicU64,
 }
 
@@ -44,7 +44,7 @@ impl OpenPack {
     }
 }
 
-/// A frame to be sealed, and the pack that it belongs to.
+/// A frame to seal, and its pack.
 pub(crate) struct FrameJob {
     pub(crate) pack: Arc<OpenPack>,
     pub(crate) frame: UnsealedFrame,
@@ -69,24 +69,25 @@ enum ToAppender {
     End(PackCompletion),
 }
 
-/// Buffers that go round: reusing memory is faster than fresh pages are.
+/// Reusable buffers: reusing memory is faster than allocating fresh pages.
 ///
-/// A buffer occupies as much memory as its largest content ever did. So compressed frames, whose lengths differ, get fresh ones.
+/// A buffer occupies as much memory as its largest content so far. So compressed frames, whose lengths differ, get
+/// fresh ones.
 #[derive(Clone)]
 pub(crate) struct BufferPool {
     free: Arc<Mutex<Vec<Vec<u8>>>>,
     free_count_max: usize,
 }
 
-/// Free buffers of whole frames that are kept.
+/// Number of free frame buffers that are kept.
 pub(crate) const FREE_FRAME_COUNT_MAX: usize = 2;
 
-/// Bytes of compressed frames that wait for their predecessors while all sealers are at work: a frame that is slow to compress holds
-/// back those behind it.
+/// Bytes of compressed frames that may wait for their predecessors while all sealers are busy: a frame that is slow to
+/// compress delays those after it.
 const WAITING_BYTES: usize = 3 << 19;
 
 impl BufferPool {
-    /// A pool that keeps `free_count_max` buffers while they are not used.
+    /// A pool that keeps at most `free_count_max` unused buffers.
     pub(crate) fn keeping(free_count_max: usize) -> Self {
         Self {
             free: Arc::default(),
@@ -111,7 +112,7 @@ impl BufferPool {
     }
 }
 
-/// Packs that are being appended to.
+/// The open packs.
 struct Appender {
     store: Arc<dyn Store>,
     writer: WriterId,
@@ -132,7 +133,7 @@ struct OpenWriter {
 }
 
 impl Appender {
-    /// Takes a frame or an end; returns the pack if that completed it.
+    /// Processes a frame or an end; returns the pack if that completed it.
     fn take(&mut self, message: ToAppender) -> Result<Option<(PackWriter, PackCompletion)>> {
         let pack = match &message {
             ToAppender::Frame(pack, _) => Arc::clone(pack),
@@ -150,7 +151,8 @@ impl Appender {
             ToAppender::Frame(pack, frame) => {
                 pack.stored_bytes.fetch_add(frame.stored_bytes(), Ordering::Relaxed);
                 entry.writer.add(frame, |frame| {
-                    // Memory first: a thread that waits for room takes memory next, and should find this.
+                    // The memory is returned first: a thread that waits for budget takes memory next, and
+                    // should find it.
                     let held_bytes = frame.held_bytes();
                     if frame.content != FrameContent::Tree {
                         self.raw_buffers.give(frame.into_raw_buffer());
@@ -189,11 +191,11 @@ fn seal(job: FrameJob, compressor: &mut Compressor, raw_buffers: &BufferPool) ->
     (job.pack, frame)
 }
 
-/// Where the coordinator puts frames.
+/// The coordinator's interface to the pipeline.
 pub(crate) struct PackOutput<'a> {
     mode: OutputMode,
     timer: &'a dyn StageTimer,
-    /// Packs that were ended and are not known to be finished.
+    /// Number of ended packs that are not known to be durable.
     unfinished: usize,
     raw_buffers: BufferPool,
 }
@@ -213,7 +215,7 @@ enum OutputMode {
 }
 
 impl<'a> PackOutput<'a> {
-    /// An output with `sealer_count` sealers in `scope`; with none, everything is done by the caller.
+    /// An output with `sealer_count` sealers in `scope`; with 0 the caller does everything.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
         store: Arc<dyn Store>,
@@ -246,12 +248,12 @@ impl<'a> PackOutput<'a> {
         }
     }
 
-    /// The buffers that frames are gathered in.
+    /// The buffers for uncompressed frames.
     pub(crate) fn raw_buffers(&self) -> &BufferPool {
         &self.raw_buffers
     }
 
-    /// Hands over a full frame; waits while the queue is full.
+    /// Submits a full frame; waits while the queue is full.
     pub(crate) fn frame(&mut self, job: FrameJob) -> Result<()> {
         match &mut self.mode {
             OutputMode::Inline { compressor, .. } => {
@@ -294,7 +296,7 @@ impl<'a> PackOutput<'a> {
         Ok(())
     }
 
-    /// The packs that became durable since the last call.
+    /// Packs that became durable since the last call.
     pub(crate) fn finished(&mut self) -> Result<Vec<FinishedPack>> {
         let packs: Vec<_> = match &mut self.mode {
             OutputMode::Inline { finished, .. } => std::mem::take(finished),
@@ -304,7 +306,7 @@ impl<'a> PackOutput<'a> {
         Ok(packs)
     }
 
-    /// Waits until every pack that was ended is durable.
+    /// Waits until all ended packs are durable.
     pub(crate) fn wait_for_ended(&mut self) -> Result<Vec<FinishedPack>> {
         let mut packs = self.finished()?;
         while self.unfinished > 0 {
@@ -319,7 +321,7 @@ impl<'a> PackOutput<'a> {
     }
 }
 
-/// Why a queue was closed before its time.
+/// The error that closed a queue early.
 fn first_error(finished: &Receiver<Result<FinishedPack>>) -> Error {
     finished.iter().find_map(Result::err).unwrap_or(Error::Cancelled)
 }
@@ -362,7 +364,7 @@ fn spawn<'scope, 'a>(
                     }
                 }
                 Err(error) => {
-                    // The receiver stops; without one, all threads have stopped already.
+                    // The receiver stops; if it is gone, all threads have stopped already.
                     failed.send(Err(error)).ok();
                     return;
                 }

@@ -6,16 +6,16 @@ use crate::error::{Error, Result};
 
 /// Receives the progress of a job on a disk, and may cancel it.
 pub trait JobProgress: Sync {
-    /// So many more bytes are done.
+    /// Reports that this many more bytes are done.
     fn advance(&self, bytes: u64);
 
     /// Set to stop the job.
     fn cancelled(&self) -> &AtomicBool;
 
-    /// There is so much to do in all.
+    /// Sets the total amount of work.
     fn total(&self, _total: u64) {}
 
-    /// From here on things are counted, not bytes: a new phase with its name and how many there are.
+    /// Begins a phase that counts items instead of bytes: its name and the number of items.
     fn items(&self, _name: &'static str, _total: u64) {}
 }
 

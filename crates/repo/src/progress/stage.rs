@@ -1,20 +1,20 @@
 //! Measures the time that the threads of a backup spend in each stage, to find the bottleneck.
 //!
-//! The repository has no clock. It reports the beginning and end of each stage to a listener; without one nothing is
-//! measured.
+//! The repository has no clock. It reports the beginning and end of each stage to a listener; without a listener
+//! nothing is measured.
 
 use std::time::Duration;
 
-/// What a thread of a backup does, or waits for.
+/// A stage of a backup thread's work or waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Stage {
-    /// A reader reads the source and hashes what it read.
+    /// A reader reads the source and hashes the data.
     ReadAndHash,
-    /// The coordinator waits for what readers read.
+    /// The coordinator waits for readers.
     AwaitReaders,
     /// A sealer compresses and encrypts.
     Seal,
-    /// A sealer waits for the store to take what was sealed.
+    /// A sealer waits for the store.
     AwaitStore,
     /// The coordinator waits for a sealer.
     AwaitSealers,
@@ -23,7 +23,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// All of them.
+    /// All stages.
     pub const ALL: [Self; 6] = [
         Self::ReadAndHash,
         Self::AwaitReaders,
@@ -36,10 +36,10 @@ impl Stage {
 
 /// Measures stages; called from all threads of a backup, for every frame.
 pub trait StageTimer: Sync {
-    /// The time of a clock that never goes back.
+    /// The time of a monotonic clock.
     fn now(&self) -> Duration;
 
-    /// A thread spent so long at `stage`.
+    /// Adds the time that a thread spent in `stage`.
     fn spent(&self, stage: Stage, time: Duration);
 }
 
@@ -55,7 +55,7 @@ impl StageTimer for NoStageTimer {
     fn spent(&self, _stage: Stage, _time: Duration) {}
 }
 
-/// Does `work`, and reports its duration to `timer`.
+/// Runs `work`, and reports its duration to `timer`.
 pub(crate) fn timed<T>(timer: &dyn StageTimer, stage: Stage, work: impl FnOnce() -> T) -> T {
     let start = timer.now();
     let result = work();

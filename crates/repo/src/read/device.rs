@@ -16,33 +16,33 @@ use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::Repository;
 use crate::repository::packs::{FrameBuffers, Packs};
 
-/// Bytes of decoded frames that an open disk keeps: four of the longest.
+/// Cache size for decoded frames of an open disk: four of the largest.
 const FRAME_CACHE_BYTES: usize = 4 * FRAME_BYTES_MAX;
-/// Bytes of decoded leaves that an open disk keeps.
+/// Cache size for decoded leaves of an open disk.
 const LEAF_CACHE_BYTES: usize = 4 << 20;
 
-/// Frames that one read decodes at the same time.
+/// Maximum number of frames that one read decodes in parallel.
 const FETCH_COUNT_MAX: usize = 2;
 
-/// The pieces of a leaf, each with where it begins on the disk; none where the leaf is zero.
+/// The pieces of a leaf, each with its offset on the disk; `None` if the leaf is zero.
 type LeafPieces = Option<Arc<[(u64, Piece)]>>;
 
-/// Decoded frames, or the starts of some, by pack and number.
+/// Decoded frames, or their starts, by pack and number.
 type FrameCache = LruCache<(PackId, u32), Arc<Vec<u8>>>;
 
-/// How much of a frame is decoded.
+/// How much of a frame to decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum DecodedPart {
-    /// All of it: more of it will be read.
+    /// All of it, since more of it will be read.
     Whole,
-    /// As much as is read.
+    /// Only the part that is read.
     Start,
 }
 
 /// A disk of a snapshot.
 pub struct SnapshotDevice {
     packs: Arc<Packs>,
-    /// What the blocks of every frame are checked with against their prints, where that is wanted beside the seal.
+    /// The keys for checking the blocks of every frame against their prints, if requested in addition to the seal.
     print_keys: Option<FingerprintKeys>,
     root: Option<PageRef>,
     size_bytes: u64,
@@ -50,18 +50,18 @@ pub struct SnapshotDevice {
     leaves: Mutex<LruCache<u64, LeafPieces>>,
     frames: Mutex<FrameCache>,
     spare: Mutex<Vec<FrameBuffers>>,
-    /// Where the last read ended.
+    /// The end of the last read.
     last_end: AtomicU64,
 }
 
 impl Repository {
-    /// Opens a disk of a snapshot; without a name, its only one.
+    /// Opens a disk of a snapshot; without a name, the only disk.
     pub fn open_disk(&self, snapshot: SnapshotId, disk: Option<&str>) -> Result<SnapshotDevice> {
         let manifest = self.snapshot(snapshot)?;
         Ok(self.device(manifest.disk(disk)?))
     }
 
-    /// Opens a disk of a snapshot whose manifest is at hand.
+    /// Opens a disk of a snapshot whose manifest was read already.
     pub fn device(&self, disk: &DiskRecord) -> SnapshotDevice {
         SnapshotDevice {
             packs: Arc::clone(&self.packs),
@@ -78,7 +78,7 @@ impl Repository {
 }
 
 impl Repository {
-    /// The same, and every block is compared with its print before it is believed, as [`restore`](Self::restore) does.
+    /// The same, but every block is checked against its print, as in [`restore`](Self::restore).
     pub fn device_checking_prints(&self, disk: &DiskRecord) -> SnapshotDevice {
         SnapshotDevice {
             print_keys: Some(self.vault.fingerprint_keys()),
@@ -114,7 +114,7 @@ impl SnapshotDevice {
         Ok(leaf)
     }
 
-    /// The piece that holds the byte at `offset`, from there to its end, or to the end of the leaf.
+    /// The rest of the piece that contains the byte at `offset`, up to the end of the leaf.
     fn piece_at(&self, offset: u64) -> Result<Piece> {
         let number = offset / LEAF_BYTES;
         let Some(pieces) = self.leaf(number)? else {
@@ -128,11 +128,12 @@ impl SnapshotDevice {
         Ok(piece.part(offset - start, u64::MAX))
     }
 
-    /// The bytes of a frame, at least the first `wanted`, or as many as there are.
+    /// The bytes of a frame: at least the first `wanted`, or all if there are fewer.
     ///
-    /// The first read of a frame may be the only one, and decodes only its start. A second read decodes it entirely.
+    /// The first read of a frame may be the only one, so it decodes only the start. A second read decodes the whole
+    /// frame.
     fn frame(&self, pack: PackId, frame: u32, wanted: usize, part: DecodedPart) -> Result<Arc<Vec<u8>>> {
-        // Prints are of whole blocks, and a disk may end within one.
+        // Prints cover whole blocks, and a disk may end within a block.
         let wanted = match (&self.print_keys, self.unit) {
             (Some(_), Unit::Block) => wanted.next_multiple_of(BLOCK_LENGTH),
             _ => wanted,
@@ -141,12 +142,12 @@ impl SnapshotDevice {
         let part = match known {
             Some(raw) if raw.len() >= wanted => return Ok(raw),
             Some(_) => DecodedPart::Whole,
-            // Chunks of a stream are checked whole, and end where no read does.
+            // Chunks of a stream are checked as a whole, and do not end at the end of a read.
             None if self.print_keys.is_some() && self.unit == Unit::Byte => DecodedPart::Whole,
             None => part,
         };
         let mut buffers = lock(&self.spare).pop().unwrap_or_else(FrameBuffers::new);
-        // Memory that was used before costs less than fresh memory, of which the system clears each page.
+        // Reused memory is cheaper than fresh memory, which the kernel must clear.
         let forgotten = lock(&self.frames).make_room(FRAME_BYTES_MAX);
         let mut raw = forgotten.and_then(Arc::into_inner).unwrap_or_default();
         match part {
@@ -164,8 +165,8 @@ impl SnapshotDevice {
         Ok(raw)
     }
 
-    /// Decodes what a read of `length` bytes at `offset` needs of frames that are not at hand, side by side; a read within
-    /// one frame starts no thread.
+    /// Decodes the uncached frames that a read of `length` bytes at `offset` needs, in parallel; a read within one
+    /// frame starts no thread.
     fn fetch_ahead(&self, offset: u64, length: u64) -> Result<()> {
         let is_next = self.last_end.swap(offset + length, Ordering::Relaxed) == offset;
         let part = if is_next {
@@ -194,7 +195,7 @@ impl SnapshotDevice {
         let Some((&((pack, frame), wanted), others)) = missing.split_first() else {
             return Ok(());
         };
-        // Errors here recur, and are reported or repaired, when the bytes are copied.
+        // Errors here recur when the bytes are copied, and are reported or handled there.
         std::thread::scope(|scope| {
             for &((pack, frame), wanted) in others {
                 scope.spawn(move || self.frame(pack, frame, wanted, part).is_ok());
@@ -204,7 +205,7 @@ impl SnapshotDevice {
         Ok(())
     }
 
-    /// Fills as much of `buffer` as lies together, and says how much that was.
+    /// Fills the contiguous part of `buffer`, and returns its length.
     fn read_some(&self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let piece = self.piece_at(offset)?.part(0, buffer.len() as u64);
         match piece.content {

@@ -18,8 +18,9 @@ use crate::repository::Repository;
 use crate::repository::packs::Packs;
 
 impl Repository {
-    /// Calls `visit` with every range of bytes that differs between two disks, in order, neighbours joined; a range ends with
-    /// a block of 4096 bytes or with the disk. Where one disk is longer, all that the other lacks differs.
+    /// Calls `visit` with every range of bytes that differs between two disks, in order, with adjacent ranges joined; a
+    /// range ends at a block boundary (4096 bytes) or at the end of the disk. If one disk is longer, the excess
+    /// differs.
     ///
     /// The first error of `visit` ends the walk.
     pub fn diff(
@@ -78,7 +79,7 @@ struct Diff<'a> {
     packs: &'a Packs,
     old: MapReader<'a>,
     new: MapReader<'a>,
-    /// Where bytes are read from that have no prints of their own.
+    /// The devices to read streams from, which have no prints.
     devices: (&'a SnapshotDevice, &'a SnapshotDevice),
     has_prints: bool,
     common_bytes: u64,
@@ -131,19 +132,20 @@ impl Diff<'_> {
         Ok(())
     }
 
-    /// Compares `length` bytes at `offset`, which are one piece on either side.
+    /// Compares `length` bytes at `offset`, which are a single piece in each map.
     fn pair(&mut self, offset: u64, length: u64, old: PieceContent, new: PieceContent) -> Result<()> {
         match (old, new) {
             (PieceContent::Zero, PieceContent::Zero) => Ok(()),
             (PieceContent::Data(a), PieceContent::Data(b)) if a == b => Ok(()),
             _ if !self.has_prints => self.bytes(offset, length),
             (PieceContent::Data(a), PieceContent::Data(b)) => self.prints(offset, length, a, b),
-            // A block of zeroes has no place: blocks that have one hold something else.
+            // A block of zeroes has no location: blocks with a location are not zero.
             _ => self.changed(offset, length),
         }
     }
 
-    /// Blocks that differ. Of one that reaches past the end of the shorter disk, only what both have is compared.
+    /// Compares blocks that may differ. Of a block that extends past the end of the shorter disk, only the common
+    /// part is compared.
     fn changed(&mut self, offset: u64, length: u64) -> Result<()> {
         let end = offset + length;
         if end <= self.common_bytes {
@@ -181,7 +183,7 @@ impl Diff<'_> {
         let mut at = offset;
         let (mut a, mut b) = (Vec::new(), Vec::new());
         while at < end {
-            // Steps end on block borders, so that ranges do too.
+            // Steps end at block boundaries, and therefore ranges do as well.
             let step = (STEP_BYTES - at % BLOCK_BYTES).min(end - at);
             for (device, buffer) in [(old, &mut a), (new, &mut b)] {
                 buffer.resize(to_usize(step), 0);
@@ -202,7 +204,7 @@ impl Diff<'_> {
     }
 }
 
-/// A disk of a snapshot is made of the repository, so its errors are ours.
+/// A disk of a snapshot is backed by the repository, so its errors are errors of the repository.
 fn device_error(error: holdfast_block::Error) -> Error {
     match error {
         holdfast_block::Error::Layer(inner) => match inner.downcast::<Error>() {

@@ -1,14 +1,14 @@
 //! Verifies that a decoded frame matches its pack's directory.
 //!
-//! The seal proves that a frame is what was sealed. The prints and identities prove that what was sealed is what was
-//! read from the disk: they were computed before the bytes were compressed and sealed, so that they detect errors of
-//! memory in between.
+//! The seal proves that a frame is what was sealed. The prints and chunk ids prove that it is what was read from the
+//! disk: they were computed before the bytes were compressed and sealed, so that they detect memory errors in
+//! between.
 
 use crate::error::{Error, Result};
 use crate::format::fingerprint::{BLOCK_LENGTH, BlockHash, FingerprintKeys, PRINT_LENGTH, print_of};
 use crate::format::pack::{FrameContent, PackReader};
 
-/// How much of a frame is checked.
+/// Which checks are made on a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Depth {
     /// The print of every block.

@@ -10,10 +10,11 @@ use crate::format::pack::Location;
 use crate::id::PackId;
 use crate::repository::packs::Packs;
 
-/// Pieces of a batch: 3 MiB of memory; 16 GiB of a disk that was written once, or 256 MiB of one in single blocks.
+/// Maximum number of pieces in a batch: 3 MiB of memory; 16 GiB of a disk that was written once, or 256 MiB of a
+/// disk in single blocks.
 const BATCH_PIECE_COUNT: usize = 1 << 16;
 
-/// Bytes of a disk that lie together in a frame.
+/// Contiguous bytes of a disk in a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct PlannedPiece {
     pub(crate) pack: PackId,
@@ -23,11 +24,11 @@ pub(crate) struct PlannedPiece {
     pub(crate) disk_offset: u64,
 }
 
-/// What comes next of a disk.
+/// The next part of a disk.
 pub(crate) struct PlannedBatch {
-    /// Sorted by pack, frame and place in the frame.
+    /// Sorted by pack, frame and offset in the frame.
     pub(crate) pieces: Vec<PlannedPiece>,
-    /// Ranges of the disk that are zero: offset and length.
+    /// Zero ranges of the disk: offset and length.
     pub(crate) zeroes: Vec<(u64, u64)>,
 }
 
@@ -49,7 +50,7 @@ impl<'a> FramePlan<'a> {
         }
     }
 
-    /// The next batch; none at the end of the disk.
+    /// The next batch; `None` at the end of the disk.
     pub(crate) fn next(&mut self) -> Result<Option<PlannedBatch>> {
         let size = self.map.size_bytes();
         let mut batch = PlannedBatch {
@@ -66,7 +67,7 @@ impl<'a> FramePlan<'a> {
             let Some(leaf) = leaf else { break };
             self.next_leaf = leaf + 1;
             for piece in self.map.leaf(leaf)?.unwrap_or_default() {
-                // The last block may reach past the end of the disk.
+                // The last block may extend past the end of the disk.
                 let length = piece.length.min(size - self.position);
                 match piece.content {
                     PieceContent::Zero => batch.push_zero(self.position, length),
@@ -83,7 +84,7 @@ impl<'a> FramePlan<'a> {
     }
 }
 
-/// Plans `length` bytes of the disk at `disk_offset`, whose map says that they are at `location`.
+/// Plans `length` bytes of the disk at `disk_offset`, which are at `location` according to the map.
 fn plan_piece(
     packs: &Packs,
     location: Location,
@@ -106,7 +107,7 @@ fn plan_piece(
     Ok(())
 }
 
-/// Plans again what was planned before gc moved it; sorted like a batch.
+/// Plans again pieces that gc has moved meanwhile; sorted like a batch.
 pub(crate) fn plan_again(map: &mut MapReader<'_>, packs: &Packs, moved: &[PlannedPiece]) -> Result<Vec<PlannedPiece>> {
     let mut pieces = Vec::new();
     for planned in moved {
@@ -127,7 +128,7 @@ pub(crate) fn plan_again(map: &mut MapReader<'_>, packs: &Packs, moved: &[Planne
     Ok(pieces)
 }
 
-/// The same pieces where they are now; sorted like a batch.
+/// The same pieces at their present locations; sorted like a batch.
 pub(crate) fn moved_pieces(packs: &Packs, planned: &[PlannedPiece]) -> Result<Vec<PlannedPiece>> {
     let mut pieces = Vec::new();
     for piece in planned {

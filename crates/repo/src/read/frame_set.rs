@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use crate::format::map::{PageRef, Unit};
 use crate::id::PackId;
 
-/// Frames by pack, a bit each; once its bound is reached it accepts no further packs, and the caller repeats the work.
+/// Frames by pack, one bit each. When the limit is reached, it accepts no further packs, and the caller repeats work
+/// on them.
 #[derive(Debug)]
 pub(crate) struct FrameSet {
     packs: HashMap<PackId, Vec<u64>>,
@@ -13,7 +14,7 @@ pub(crate) struct FrameSet {
     bytes_max: usize,
 }
 
-/// What a pack costs beside its bits.
+/// Memory of a pack besides its bits.
 const PACK_BYTES: usize = 2 * size_of::<(PackId, Vec<u64>)>();
 
 impl FrameSet {
@@ -25,7 +26,7 @@ impl FrameSet {
         }
     }
 
-    /// Adds a frame; false when it was there already.
+    /// Adds a frame; returns false if it was in the set already.
     pub(crate) fn insert(&mut self, pack: PackId, frame: u32) -> bool {
         let (word, bit) = (frame as usize / 64, 1u64 << (frame % 64));
         let known = self.packs.get(&pack).map(Vec::len);
@@ -47,7 +48,7 @@ impl FrameSet {
     }
 }
 
-/// A page and what it was read as: the same page at the end of a disk of another size describes something else.
+/// A page and its span: at the end of a disk of another size, the same page describes other data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct PageKey {
     pack: PackId,
@@ -71,13 +72,13 @@ impl PageKey {
     }
 }
 
-/// Pages whose whole subtree was seen; bounded like [`FrameSet`].
+/// Pages whose whole subtree was visited; bounded like [`FrameSet`].
 #[derive(Debug, Default)]
 pub(crate) struct PageSet {
     pages: HashSet<PageKey>,
 }
 
-/// Pages that are remembered: 8 MiB; leaves of 8 TiB of disk.
+/// Maximum number of pages: 8 MiB; leaves of 8 TiB of disk.
 const PAGE_COUNT_MAX: usize = 1 << 17;
 
 impl PageSet {
@@ -107,7 +108,7 @@ mod tests {
                 assert!(!set.insert(pack(number), frame));
             }
         }
-        // No room: every question is answered with "new", so nothing is left out.
+        // If the set is full, every page is reported as new, so nothing is skipped.
         assert!(set.insert(pack(2), 0) && set.insert(pack(2), 0));
         assert!(set.insert(pack(0), 128) && set.insert(pack(0), 128));
         assert!(set.insert(pack(0), 5) && !set.insert(pack(0), 5));

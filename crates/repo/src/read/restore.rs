@@ -32,7 +32,7 @@ struct Counters {
 }
 
 impl Repository {
-    /// Restores an open disk to a target; everything is durable when this returns.
+    /// Restores an open disk to a target; everything is durable on return.
     pub fn restore(
         &self,
         disk: &SnapshotDevice,
@@ -71,30 +71,30 @@ impl Repository {
     }
 }
 
-/// Written bytes after which the target begins to make them durable, while more are written: at the end little is left.
+/// Number of written bytes after which the target is flushed in the background, so that little remains to flush at the
+/// end.
 const FLUSH_BYTES: u64 = 64 << 20;
 
-/// Writers for each decoding thread. They mostly wait for the target, and do nothing else, so that decoding does not
-/// wait.
+/// Writers for each decoding thread. They mostly wait for the target, so that decoding need not wait.
 const WRITERS_PER_THREAD: usize = 2;
 
-/// Frames in memory for each thread that decodes: one that it decodes, and one that is written.
+/// Frames in memory for each decoding thread: one that is being decoded, and one that is being written.
 const FRAMES_PER_THREAD: usize = 2;
 
-/// A frame that was decoded and checked, and what of it is to be written.
+/// A frame that was decoded and checked, and its pieces to write.
 struct Decoded {
     raw: AlignedBuffer,
     wanted: Vec<PlannedPiece>,
 }
 
-/// The way of decoded frames to the writers, and of their memory back.
+/// Passes decoded frames to the writers, and their memory back.
 #[derive(Clone)]
 struct WriterQueue {
     decoded: Sender<Decoded>,
     free: Receiver<AlignedBuffer>,
 }
 
-/// Stops the flusher when the job ends, also with an error or a panic.
+/// Stops the flusher when the job ends, also after an error or a panic.
 struct StopFlusher<'a> {
     done: &'a AtomicBool,
     flush: &'a Sender<()>,
@@ -118,7 +118,7 @@ struct RestoreJob<'a> {
     flush: Sender<()>,
 }
 
-/// Memory that a worker uses again and again.
+/// Memory that a worker reuses.
 struct Scratch {
     buffers: FrameBuffers,
     raw: AlignedBuffer,
@@ -177,7 +177,7 @@ impl RestoreJob<'_> {
                 for group in batch.pieces.chunk_by(|a, b| (a.pack, a.frame) == (b.pack, b.frame)) {
                     self.check_cancelled()?;
                     if send.send(group.to_vec()).is_err() {
-                        // All workers have stopped: one of them has said why.
+                        // All workers have stopped: one of them has reported the error.
                         return Ok(());
                     }
                 }
@@ -190,7 +190,7 @@ impl RestoreJob<'_> {
         }
     }
 
-    /// Makes what was written durable whenever it is asked to.
+    /// Flushes the target on request.
     fn flush_on_request(&self, flushes: &Receiver<()>, done: &AtomicBool) {
         while flushes.recv().is_ok() && !done.load(Ordering::Acquire) {
             if let Err(source) = self.request.target.flush() {
@@ -200,8 +200,8 @@ impl RestoreJob<'_> {
         }
     }
 
-    /// Writes frames until all decoders have ended. After a failure it still gives the memory of frames back: a decoder that waits for it would
-    /// not see the failure.
+    /// Writes frames until all decoders have ended. After a failure it still returns the memory of frames: a decoder
+    /// that waits for memory would not notice the failure.
     fn write_decoded(&self, frames: &Receiver<Decoded>, give_back: &Sender<AlignedBuffer>) {
         for Decoded { raw, wanted } in frames {
             if self.failure().is_none()
@@ -209,12 +209,12 @@ impl RestoreJob<'_> {
             {
                 self.fail(error);
             }
-            // When the last frame is written, nothing waits for its memory.
+            // After the last frame, no decoder waits for its memory.
             give_back.send(raw).ok();
         }
     }
 
-    /// Writes pieces of a decoded frame, which were checked to lie in it.
+    /// Writes pieces of a decoded frame; they were checked to be within the frame.
     fn write(&self, raw: &[u8], wanted: &[PlannedPiece]) -> Result<()> {
         for piece in wanted {
             let start = piece.frame_offset as usize;
@@ -226,7 +226,7 @@ impl RestoreJob<'_> {
         Ok(())
     }
 
-    /// Keeps the first error; all threads stop when they see it.
+    /// Records the first error; all threads stop when they see it.
     fn fail(&self, error: Error) {
         self.failure().get_or_insert(error);
     }
@@ -238,7 +238,7 @@ impl RestoreJob<'_> {
     fn count_written(&self, bytes: u64) {
         let before = self.counters.written.fetch_add(bytes, Ordering::Relaxed);
         if before / FLUSH_BYTES != (before + bytes) / FLUSH_BYTES {
-            // A request that waits already is as good.
+            // A pending request is sufficient.
             self.flush.try_send(()).ok();
         }
     }
@@ -261,7 +261,7 @@ impl RestoreJob<'_> {
             .advance(group.iter().map(|piece| u64::from(piece.length)).sum());
     }
 
-    /// A decoder's life.
+    /// The loop of a decoder thread.
     fn work(&self, groups: &Receiver<Vec<PlannedPiece>>, writers: WriterQueue) {
         let mut scratch = Scratch::new(Some(writers));
         for group in groups {
@@ -292,7 +292,7 @@ impl RestoreJob<'_> {
         }
     }
 
-    /// Writes all pieces that were planned to lie in one frame, wherever gc may have moved them since.
+    /// Writes all pieces that were planned to be in one frame, also if gc has moved them since.
     fn group(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
         let packs = &self.repository.packs;
         let mut waiting = vec![group.to_vec()];
@@ -314,7 +314,7 @@ impl RestoreJob<'_> {
         Ok(())
     }
 
-    /// Writes all pieces that lie in one frame.
+    /// Writes all pieces of one frame.
     fn frame(&self, group: &[PlannedPiece], scratch: &mut Scratch) -> Result<()> {
         let PlannedPiece { pack, frame, .. } = group[0];
         let packs = &self.repository.packs;
@@ -358,7 +358,7 @@ impl RestoreJob<'_> {
         Ok(())
     }
 
-    /// Adds the parts of `piece` that the target does not have yet to `wanted`.
+    /// Adds the parts of `piece` that differ from the target to `wanted`.
     fn differing(
         &self,
         piece: &PlannedPiece,
@@ -426,7 +426,7 @@ impl RestoreJob<'_> {
         Ok(())
     }
 
-    /// Zeroes what is not zero in `range` of the target.
+    /// Writes zeroes to the non-zero parts of `range` of the target.
     fn zero_differing(&self, range: std::ops::Range<u64>) -> Result<()> {
         const STEP_BYTES: u64 = 1 << 20;
         let target = self.request.target;

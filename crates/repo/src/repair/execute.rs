@@ -50,7 +50,7 @@ impl Repository {
             }
             RepairAction::ForgetDamage { pack } => clear_damage(&self.vault, *pack),
             RepairAction::Salvage { pack } => {
-                // What came back already need not be stored again.
+                // Bytes that were stored again already need not be salvaged.
                 report.healed_bytes += self.heal(lease)?;
                 let names = damage_names(&self.vault)?.remove(pack).unwrap_or_default();
                 if let (Some(record), _) = read_damage(&self.vault, &names)? {
@@ -64,7 +64,7 @@ impl Repository {
         }
     }
 
-    /// Puts the manifest of a snapshot back from the copy in a pack.
+    /// Restores the manifest of a snapshot from the copy in a pack.
     fn restore_manifest(&self, snapshot: SnapshotId, copy: PackId) -> Result<()> {
         let reader = self.packs.reader(copy)?;
         let Some(manifest) = copied_manifest(&reader.directory).filter(|manifest| manifest.id == snapshot) else {
@@ -72,13 +72,13 @@ impl Repository {
             return Err(Error::damaged(&reader.name, reader.length, detail));
         };
         let name = snapshot_name(snapshot);
-        // If we die between the two, the snapshot is found missing and comes back the next time.
+        // After a crash between the two, the snapshot is found missing and is restored by the next run.
         self.vault.store.delete(&name)?;
         self.vault.put_sealed(&name, &manifest.encode())?;
         Ok(())
     }
 
-    /// Removes an object that cannot be read; writes it again where its name says all that matters.
+    /// Removes an unreadable object; rewrites it if its name contains all relevant information.
     fn replace(&self, name: &ObjectName) -> Result<()> {
         let content = match name.kind() {
             ObjectKind::Forgotten => {
@@ -88,7 +88,8 @@ impl Repository {
                     .map_err(|_| Error::damaged(name, 0, "its name is no snapshot"))?;
                 let record = ForgottenRecord {
                     snapshot,
-                    // As long as there is a copy, the record keeps it from passing for a lost snapshot.
+                    // As long as there is a copy, the record prevents it from being reported as a lost
+                    // snapshot.
                     copy: self.copies()?.of(snapshot),
                     time_ms: (self.vault.environment.now_ms)(),
                     reason: "removed earlier; the record of it was damaged".to_owned(),
@@ -105,11 +106,11 @@ impl Repository {
         Ok(())
     }
 
-    /// Whether everything that the manifest in `copy` refers to can be reached.
+    /// Whether everything that the manifest in `copy` refers to is readable.
     pub(super) fn is_complete(&self, copy: PackId) -> Result<bool> {
         let reader = match self.packs.reader(copy) {
             Ok(reader) => reader,
-            // Gc has deleted it since it was found, or it is damaged: there is nothing that could come back.
+            // Gc has deleted it since it was found, or it is damaged: nothing can be restored from it.
             Err(error) if error.is_about_one_object() => return Ok(false),
             Err(error) => return Err(error),
         };

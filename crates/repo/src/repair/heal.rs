@@ -1,7 +1,7 @@
 //! Healing: recovers lost chunks of damaged packs that are stored elsewhere.
 //!
-//! A chunk of a damaged pack that is also stored elsewhere, usually because a backup has stored it again, is looked up
-//! by its identity, and a relocation leads from the old location to the new one. Maps are unchanged.
+//! A chunk of a damaged pack that is also stored elsewhere, usually because a backup has stored it again, is found by
+//! its id, and a relocation leads from the old location to the new one. Maps are unchanged.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +14,9 @@ use crate::repository::damage_records::{DamageRecord, damage_names, read_damage}
 use crate::writers::lease::Lease;
 
 impl Repository {
-    /// Writes relocations for everything that damaged packs had lost and that is stored elsewhere; returns the number
-    /// of bytes.
+    /// Writes relocations for all lost data of damaged packs that is stored elsewhere; returns the number of bytes.
     ///
-    /// The caller must have announced itself, so that what is found is not deleted meanwhile.
+    /// The caller must have announced itself, so that the found chunks are not deleted meanwhile.
     pub(crate) fn heal(&self, lease: &Lease<'_>) -> Result<u64> {
         let names = damage_names(&self.vault)?;
         if names.is_empty() {
@@ -54,7 +53,7 @@ impl Repository {
         Ok(healed_bytes)
     }
 
-    /// The parts of the recorded chunks of `pack` that no relocation leads away from.
+    /// The parts of the recorded chunks of `pack` without a relocation.
     pub(crate) fn unrelocated_chunks(&self, pack: PackId, record: &DamageRecord) -> Result<Vec<UnrelocatedPart>> {
         let mut parts = Vec::new();
         for (&(frame, offset), (length, _)) in &record.chunks {
@@ -69,7 +68,7 @@ impl Repository {
         Ok(parts)
     }
 
-    /// The parts of the `length` bytes at `location` that no relocation leads away from.
+    /// The parts of the `length` bytes at `location` without a relocation.
     pub(crate) fn unrelocated_parts(&self, location: Location, length: u32) -> Result<Vec<(Location, u32)>> {
         let mut parts = Vec::new();
         let mut done = 0;
@@ -86,7 +85,7 @@ impl Repository {
     }
 }
 
-/// A part of a chunk of a damaged pack that is still where it was stored.
+/// A part of a chunk of a damaged pack that has no relocation.
 pub(crate) struct UnrelocatedPart {
     pub(crate) location: Location,
     pub(crate) length: u32,
@@ -94,5 +93,5 @@ pub(crate) struct UnrelocatedPart {
     pub(crate) chunk: (u32, u32),
 }
 
-/// Packs that are damaged, and what is known of each.
+/// Damaged packs and their records.
 pub(crate) type Damaged = BTreeMap<PackId, DamageRecord>;

@@ -11,11 +11,12 @@ use crate::repository::chunk_index::ChunkIndex;
 use crate::repository::damage_records::{DamageExtent, DamageRecord, damage_names, put_damage};
 use crate::store::ObjectName;
 
-/// Missing packs whose entries are gathered in one reading of the index: bounds the memory.
+/// Number of missing packs whose entries are collected in one pass over the index, to limit memory.
 const PACK_BATCH_COUNT: usize = 64;
 
 impl Repository {
-    /// Remembers what the index knows of packs that are missing, or whose directory is lost, before it is dropped there.
+    /// Records what the index contains about missing packs, and packs with lost directories, before the entries are
+    /// dropped.
     pub(super) fn record_loss(&self, packs: &BTreeSet<PackId>) -> Result<()> {
         let known = damage_names(&self.vault)?;
         let wanted: Vec<PackId> = packs.iter().copied().collect();
@@ -30,7 +31,7 @@ impl Repository {
                     continue;
                 }
                 for page in 0..segment.page_count() {
-                    // A page that is damaged hides what it lists; the others are still worth reading.
+                    // Entries in a damaged page are lost; the other pages are still read.
                     let entries = match segment.page(&*self.vault.store, page) {
                         Err(error) if error.is_about_one_object() => continue,
                         other => other?,
@@ -52,7 +53,7 @@ impl Repository {
         Ok(())
     }
 
-    /// How much of a pack is lost whose directory is lost, or all of it.
+    /// The damaged part of a pack with a lost directory.
     fn extent(&self, pack: PackId) -> DamageExtent {
         match self.packs.frame_reader(pack) {
             Ok(_) => DamageExtent::Frames(BTreeSet::new()),
@@ -60,9 +61,10 @@ impl Repository {
         }
     }
 
-    /// Writes segments about every pack that the good segments do not list, and only then deletes the `bad` ones.
+    /// Writes segments about every pack that the intact segments do not list, and only then deletes the `bad`
+    /// ones.
     ///
-    /// Packs whose directory cannot be read are left out; entries of packs that do not exist are dropped.
+    /// Packs with unreadable directories are omitted; entries of missing packs are dropped.
     pub(super) fn rebuild_index(&self, bad: &[ObjectName]) -> Result<()> {
         let bad: HashSet<&ObjectName> = bad.iter().collect();
         let (segments, _) = self.vault.segments()?;
@@ -104,13 +106,14 @@ impl Repository {
         self.remove_dangling_entries(&good_ids, &existing)
     }
 
-    /// Writes those of `segments` that list packs which do not exist again, as one, without them.
+    /// Rewrites those of `segments` that list missing packs as one segment, without these packs.
     fn remove_dangling_entries(&self, segments: &[SegmentId], existing: &HashSet<PackId>) -> Result<()> {
         let keys = self.vault.segment_keys();
         let mut stale = Vec::new();
         for id in segments {
             let segment = SegmentReader::open(&*self.vault.store, &keys, *id)?;
-            // A pack that came after `existing` was listed is listed by its writer: the segment is left alone.
+            // A pack that was created after `existing` was listed is in its writer's own segment, which is not
+            // changed.
             let is_stale = |pack: &&PackId| !existing.contains(*pack) && matches!(self.is_absent(**pack), Ok(true));
             if segment.packs().iter().any(|pack| is_stale(&pack)) {
                 stale.push(segment);

@@ -1,19 +1,21 @@
 //! Repairs a repository: first a plan, then its execution.
 //!
-//! | what | how it is restored |
+//! | object | how it is repaired |
 //! |---|---|
 //! | configuration | from the copy in the key slots |
-//! | index | from the directories of packs; the old segments go when the new ones are durable |
-//! | an object of a relocation | from the other one that says the same |
-//! | a snapshot | from the copy of its manifest in the last of its packs of maps |
-//! | whole frames of a damaged pack | stored again, found by relocations |
-//! | chunks of damaged frames, or of missing packs | when they are stored elsewhere, or once a backup has stored them again, by relocations ([`heal`]) |
-//! | pages of maps | not at all: they are named nowhere but by their place. The next snapshot has its own |
-//! | markers and records that cannot be read | removed, or written again where their name says all |
+//! | index | from the directories of packs; the old segments are deleted when the new ones are durable |
+//! | one replica of a relocation | from the other replica |
+//! | a snapshot | from the copy of its manifest in the last of its map packs |
+//! | intact frames of a damaged pack | stored again, and found through relocations |
+//! | chunks of damaged frames, or of missing packs | through relocations, if they are stored elsewhere or once a backup
+//! has stored them again ([`heal`]) |
+//! | pages of maps | not at all: they have no identity but their location. The next snapshot has its own
+//! pages |
+//! | unreadable markers and records | removed, or rewritten if their name contains all information |
 //!
-//! What is lost is named: which snapshots, which disks, which bytes. Nothing that may still be useful is deleted: a
-//! damaged pack is deleted only when every byte of it is stored elsewhere. Therefore: repair, back up the same machines
-//! again, and repair once more. A backup heals by itself what it stores again.
+//! Losses are listed by snapshot, disk and byte range. Nothing that may still be useful is deleted: a damaged pack is
+//! deleted only when every byte of it is stored elsewhere. Therefore: repair, back up the same machines again, and
+//! repair once more. A backup also heals the chunks that it stores again.
 
 mod execute;
 mod heal;
@@ -36,90 +38,90 @@ use crate::store::{ObjectKind, ObjectName};
 use crate::writers::lease;
 use crate::writers::lease::{Lease, Work};
 
-/// How to look for damage.
+/// Options of the search for damage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RepairRequest {
-    /// Share of the packs that is read first, in percent: 100 finds everything, 0 repairs what was found before.
+    /// Percentage of the packs to read first: 100 finds everything, 0 only repairs damage found earlier.
     pub percent: u8,
-    /// Threads that read; with none, everything is done by the caller, in a fixed order.
+    /// Number of threads that read; with 0 the caller does everything, in a fixed order.
     pub thread_count: usize,
 }
 
-/// One thing that repair does.
+/// One action of a repair.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RepairAction {
-    /// The configuration is written again.
+    /// Rewrite the configuration.
     RestoreConfig,
-    /// The manifest of a snapshot is written again, from the copy that a pack carries.
+    /// Rewrite the manifest of a snapshot from the copy in a pack.
     RestoreSnapshot {
         /// The snapshot.
         snapshot: SnapshotId,
         /// The pack with the copy.
         copy: PackId,
     },
-    /// One of the two objects of a relocation is written again from the other.
+    /// Rewrite one replica of a relocation from the other.
     RestoreRelocation {
-        /// The object that is written.
+        /// The object to write.
         object: String,
     },
-    /// An object that cannot be read is removed; markers whose name says all are written again.
+    /// Remove an unreadable object; markers whose name contains all information are rewritten.
     Replace {
         /// The object.
         object: String,
     },
-    /// The index is written again where it is damaged, or does not list what there is.
+    /// Rewrite the index if it is damaged or incomplete.
     RebuildIndex {
-        /// Segments that are deleted afterwards.
+        /// Segments to delete afterwards.
         segments: Vec<String>,
     },
-    /// What the index knows of a pack that is missing, or whose directory is lost, is remembered, so that it can be healed.
+    /// Record what the index contains about a missing pack, or a pack with a lost directory, so that it can be healed.
     RecordLoss {
         /// The pack.
         pack: PackId,
     },
-    /// What is whole of a damaged pack is stored again, and what is lost is looked for elsewhere; the pack is deleted if
-    /// nothing is left in it.
+    /// Store the intact data of a damaged pack again, and search for lost data elsewhere; delete the pack if nothing is
+    /// left in it.
     Salvage {
         /// The pack.
         pack: PackId,
     },
-    /// A damaged pack that no snapshot needs any more is deleted.
+    /// Delete a damaged pack that no snapshot needs any more.
     DeletePack {
         /// The pack.
         pack: PackId,
     },
-    /// A missing pack is not needed any more, and what was recorded of it is deleted.
+    /// Delete the damage record of a missing pack that is not needed any more.
     ForgetDamage {
         /// The pack.
         pack: PackId,
     },
 }
 
-/// What repair is going to do, and why.
+/// The plan of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RepairPlan {
-    /// What is going to be done, in this order, each with its reason.
+    /// The actions in order, each with its reason.
     pub actions: Vec<(RepairAction, String)>,
-    /// What is wrong now, with the disks that it touches.
+    /// The present problems, with the affected disks.
     pub findings: Vec<Finding>,
-    /// Further things that are wrong.
+    /// Number of problems that are not listed.
     pub unlisted_finding_count: u64,
 }
 
-/// What repair did.
+/// The result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RepairReport {
-    /// What was done, each with its reason.
+    /// The completed actions, each with its reason.
     pub done: Vec<(RepairAction, String)>,
     /// Bytes of damaged packs that were found elsewhere.
     pub healed_bytes: u64,
-    /// Damaged packs in which nothing was left, and that were deleted.
+    /// Damaged packs that were deleted because nothing was left in them.
     pub deleted_packs: Vec<PackId>,
-    /// Bytes of data that are lost for now, in chunks whose identity is known: a backup of the same data brings them back.
+    /// Bytes of lost data in chunks whose id is known: a backup of the same data can restore them.
     pub lost_bytes: u64,
-    /// What is still wrong, with the disks that it touches: what is lost.
+    /// The remaining problems with the affected disks, i.e. the losses.
     pub findings: Vec<Finding>,
-    /// Further things that are still wrong.
+    /// Number of remaining problems that are not listed.
     pub unlisted_finding_count: u64,
 }
 
@@ -137,7 +139,7 @@ impl Repository {
         })
     }
 
-    /// Does what `plan` says, as far as it is still called for; nothing else. Only one runs at a time, and none beside gc.
+    /// Carries out `plan`, as far as its actions are still needed; nothing else. Repairs are exclusive, also with gc.
     pub fn repair(&self, plan: &RepairPlan, thread_count: usize, progress: &dyn JobProgress) -> Result<RepairReport> {
         let lease = Lease::take(&self.vault, Work::Repair, None)?;
         let result = self.repair_under(&lease, plan, thread_count, progress);
@@ -160,7 +162,8 @@ impl Repository {
             thread_count,
         };
         self.supersede(lease)?;
-        // Packs are deleted as by gc: the damage was recorded durably, and all writers that began before have ended.
+        // Packs are deleted under the same conditions as in gc: the damage was recorded durably, and all writers
+        // that began before have ended.
         let is_only_writer = lease::is_only_writer(&self.vault, lease.record.writer)?;
         let survey = self.survey_all(request, progress)?;
         let planned: BTreeSet<&RepairAction> = plan.actions.iter().map(|(action, _)| action).collect();
@@ -183,7 +186,7 @@ impl Repository {
             if let RepairAction::RecordLoss { pack } = &action {
                 losses.insert(*pack);
             } else {
-                // All losses stand together, before what is going to change the index.
+                // All losses are recorded together, before the index is changed.
                 self.record_loss(&std::mem::take(&mut losses))?;
                 self.execute(&action, lease, thread_count, &mut report)?;
             }
@@ -201,7 +204,7 @@ impl Repository {
         Ok(report)
     }
 
-    /// A survey with every copy of a manifest.
+    /// A survey with all copies of manifests.
     fn survey_all(&self, request: RepairRequest, progress: &dyn JobProgress) -> Result<Survey> {
         let scrub = ScrubRequest {
             percent: request.percent,
@@ -210,13 +213,13 @@ impl Repository {
         self.survey_with_copies(scrub, progress)
     }
 
-    /// What is called for, in an order in which everything that is needed is there before something goes.
+    /// The needed actions, ordered so that nothing is deleted before its replacement exists.
     fn actions(&self, survey: &Survey) -> Result<Vec<(RepairAction, String)>> {
         let mut actions = self.actions_for_objects(survey)?;
         actions.extend(actions_for_packs(survey));
         let mut refused = BTreeSet::new();
         for (action, _) in &actions {
-            // A pack that cannot be read may be the only one that knows of a lost snapshot.
+            // An unreadable pack may contain the only copy of a lost snapshot's manifest.
             if let RepairAction::DeletePack { pack } = action
                 && !self.is_free_of_lost_copies(*pack)?
             {
@@ -228,12 +231,12 @@ impl Repository {
         Ok(actions)
     }
 
-    /// What damaged small objects call for.
+    /// The actions for damaged small objects.
     fn actions_for_objects(&self, survey: &Survey) -> Result<Vec<(RepairAction, String)>> {
         let mut actions = Vec::new();
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
-            // A file or folder under the name of an object belongs to the user, who has to move it away.
+            // A file or folder under the name of an object belongs to the user, who has to remove it.
             let is_ours = finding.kind.is_damage() && finding.kind != FindingKind::Obstructed;
             if !is_ours && finding.kind != FindingKind::Single {
                 continue;
@@ -261,7 +264,8 @@ impl Repository {
                         &finding.detail,
                     );
                 }
-                // Where its old pack is gone and needed, a damaged relocation is all that is left, and kept.
+                // If its old pack is gone and needed, a damaged relocation is the only remaining record, and
+                // is kept.
                 ObjectKind::Relocation
                     if relocation.is_some_and(|(id, _)| {
                         survey.absent.contains(&id.pack) && survey.needed.contains(&id.pack)
@@ -283,7 +287,8 @@ impl Repository {
         Ok(actions)
     }
 
-    /// How a snapshot comes back; not at all when there is no copy, or when it was never committed and is not whole.
+    /// The action that restores a snapshot; `None` if there is no copy, or if it was never committed and is
+    /// incomplete.
     fn restore_snapshot(
         &self,
         survey: &Survey,
@@ -306,7 +311,7 @@ impl Repository {
     }
 }
 
-/// What missing and damaged packs, and an index that does not agree with the packs, call for.
+/// The actions for missing and damaged packs, and for an index that contradicts the packs.
 fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
     let mut actions = Vec::new();
     let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
@@ -336,7 +341,7 @@ fn actions_for_packs(survey: &Survey) -> Vec<(RepairAction, String)> {
     }
     let segments = survey.index.bad_segments();
     let untidy = |kind| survey.findings.list().iter().any(|finding| finding.kind == kind);
-    // Without a snapshot, the entries of the index may be the only evidence for gc that packs are lost, or not copied yet.
+    // Without snapshots, the index entries may be gc's only evidence that packs are lost, or not copied yet.
     let is_evidence = survey.manifests.is_empty() && untidy(FindingKind::Dangling);
     let is_untidy = !segments.is_empty() || untidy(FindingKind::Unlisted) || untidy(FindingKind::Dangling);
     if is_untidy && !is_evidence {

@@ -12,17 +12,17 @@ use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::damage_records::{DamageExtent, DamageRecord, KnownIdentity};
 use crate::repository::packs::{FrameBuffers, Packs};
 
-/// A pack whose frames were all tried.
+/// A pack after all of its frames were tried.
 pub(super) struct Rebuilt {
     pub(super) reader: Arc<PackReader>,
-    /// What is known of its damage: exactly the frames that cannot be read.
+    /// The exact damage: the frames that are unreadable.
     pub(super) record: DamageRecord,
 }
 
-/// Reads every frame of a pack, and makes a directory with the chunks of those that are whole.
+/// Reads every frame of a pack, and builds a directory with the chunks of the intact ones.
 ///
-/// Where chunks end is known from the record of the damage, which has it from the index. What does not fit the bytes there is
-/// not believed: the frame is then cut anew, as where gc has cut chunks.
+/// The chunk boundaries are taken from the damage record, which has them from the index. If they do not match the
+/// bytes, the frame is divided anew, like data that gc has moved.
 pub(super) fn rebuild(
     packs: &Packs,
     keys: &FingerprintKeys,
@@ -86,7 +86,7 @@ fn chunks_of(
     })
 }
 
-/// The chunks that the record says are in the frame; none unless they are all of it and have the identities that it says.
+/// The recorded chunks of the frame; `None` unless they cover it completely and have the recorded ids.
 fn known_chunks(
     number: u32,
     length: usize,

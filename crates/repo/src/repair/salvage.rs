@@ -58,7 +58,7 @@ impl Repository {
         Ok(deleted)
     }
 
-    /// What is in frames that are not damaged, and not relocated yet.
+    /// The ranges of intact frames that are not relocated yet.
     fn whole_ranges(&self, reader: &PackReader, record: &DamageRecord) -> Result<Vec<LiveRange>> {
         let mut ranges = Vec::new();
         for (number, entry) in (0u32..).zip(reader.directory.frames()) {
@@ -94,7 +94,7 @@ fn frame_start(pack: PackId, frame: u32) -> Location {
     Location { pack, frame, offset: 0 }
 }
 
-/// How many bytes of each pack no relocation leads away from.
+/// Number of bytes in each pack without a relocation.
 pub(super) fn lost_bytes(repository: &Repository, damaged: &Damaged) -> Result<BTreeMap<PackId, u64>> {
     let mut lost = BTreeMap::new();
     for (pack, record) in damaged {

@@ -14,25 +14,26 @@ use crate::repository::damage_records::KnownIdentity;
 use crate::repository::packs::Packs;
 use crate::store::{ObjectKind, StoreError};
 
-/// Bytes of decoded index pages that are kept.
+/// Cache size for decoded index pages.
 const PAGE_CACHE_BYTES: usize = 6 << 20;
 
-/// Chunks that are kept in memory before they become a segment: 4 GiB of disk at 64 KiB a chunk.
+/// Number of chunks that are kept in memory before they are written to a segment: 4 GiB of disk at 64 KiB per
+/// chunk.
 const RECENT_COUNT_MAX: usize = 1 << 16;
 
-/// Finds chunks; takes in those of new packs.
+/// Looks up chunks; adds those of new packs.
 pub(crate) struct ChunkIndex {
     packs: Arc<Packs>,
     keys: SegmentKeys,
     segments: Vec<SegmentReader>,
     pages: SegmentPages,
-    /// Packs whose chunks may be referred to: they existed when the writer began and are not pending deletion.
+    /// Packs whose chunks may be referenced: they existed when the writer began and are not pending deletion.
     usable: HashSet<PackId>,
-    /// Chunks of our own packs that are in no segment yet.
+    /// Chunks of this writer's packs that are not in a segment yet.
     recent: HashMap<Prefix, (ChunkId, Location, u32)>,
-    /// Whether a segment was gone when it was read.
+    /// Whether a segment was missing when it was read.
     vanished: bool,
-    /// Our own packs that are durable and in no segment yet.
+    /// This writer's durable packs that are not in a segment yet.
     finished: Vec<(PackId, Directory)>,
     finished_chunk_count: usize,
     /// Bytes of the segments that were written.
@@ -65,7 +66,7 @@ impl ChunkIndex {
         self.usable.contains(&pack) && !self.packs.is_flawed(pack)
     }
 
-    /// Where a chunk is, if the repository has it at a place that may be referred to.
+    /// The location of a chunk, if it is stored in a usable pack.
     pub(crate) fn find(&mut self, id: &ChunkId, length: u32) -> Option<Location> {
         let prefix = prefix_of(id);
         if let Some((known, location, known_length)) = self.recent.get(&prefix)
@@ -77,7 +78,7 @@ impl ChunkIndex {
         self.find_listed(&prefix, length, &|other| other == id)
     }
 
-    /// Where a listed chunk is of which not more may be known than the first bytes of its identity.
+    /// The location of a chunk of which possibly only the start of the id is known.
     pub(crate) fn find_known(&mut self, identity: &KnownIdentity, length: u32) -> Option<Location> {
         if let Some((known, location, known_length)) = self.recent.get(&identity.prefix())
             && identity.is(known)
@@ -91,7 +92,7 @@ impl ChunkIndex {
 
     fn find_listed(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
         self.find_stored(prefix, length, is_it).or_else(|| {
-            // Segments that were merged meanwhile are found in the new one.
+            // Entries of segments that were merged meanwhile are found in the new segment.
             (self.vanished && self.reload())
                 .then(|| self.find_stored(prefix, length, is_it))
                 .flatten()
@@ -100,7 +101,8 @@ impl ChunkIndex {
 
     fn find_stored(&mut self, prefix: &Prefix, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> Option<Location> {
         for segment in &self.segments {
-            // A segment that cannot be read hides chunks that are then stored again: a cost, never a loss.
+            // Chunks in an unreadable segment are not found and are stored again, which costs space but loses
+            // nothing.
             let entries = match segment.find(&**self.packs.store(), &self.pages, prefix) {
                 Err(Error::Store(StoreError::NotFound { .. })) => {
                     self.vanished = true;
@@ -115,7 +117,7 @@ impl ChunkIndex {
         None
     }
 
-    /// Opens the segments that exist now; false when that does not work, and those that are open must do.
+    /// Opens the existing segments; returns false if that fails, and keeps the open ones.
     fn reload(&mut self) -> bool {
         self.vanished = false;
         let store = self.packs.store();
@@ -135,7 +137,7 @@ impl ChunkIndex {
         true
     }
 
-    /// Whether the pack of `entry` may be used and has a chunk there that `is_it` knows by its whole identity.
+    /// Whether the pack of `entry` is usable and has a chunk there whose complete id `is_it` accepts.
     fn has_chunk(&self, entry: &IndexEntry, length: u32, is_it: &dyn Fn(&ChunkId) -> bool) -> bool {
         let Location { pack, frame, offset } = entry.location;
         if entry.length != length || !self.is_usable(pack) {
@@ -153,17 +155,17 @@ impl ChunkIndex {
         })
     }
 
-    /// Remembers a chunk that was put into a pack of our own.
+    /// Records a chunk that was put into this writer's own pack.
     pub(crate) fn remember(&mut self, id: ChunkId, location: Location, length: u32) {
         self.recent.insert(prefix_of(&id), (id, location, length));
     }
 
-    /// Lets chunks and pages of a pack of our own be referred to.
+    /// Allows references to chunks and pages of this writer's own pack.
     pub(crate) fn add_own_pack(&mut self, pack: PackId) {
         self.usable.insert(pack);
     }
 
-    /// Takes in a pack that no segment lists; true when a segment should be written.
+    /// Adds a pack that no segment lists; returns true if a segment should be written.
     pub(crate) fn adopt(&mut self, pack: PackId, directory: &Directory) -> bool {
         for (frame, number) in directory.frames().iter().zip(0u32..) {
             let mut offset = 0;
@@ -183,14 +185,15 @@ impl ChunkIndex {
         self.finish_pack(pack, directory.clone())
     }
 
-    /// Takes in the directory of a pack of our own that is durable now; true when a segment should be written.
+    /// Adds the directory of this writer's own pack, which is durable now; returns true if a segment should be
+    /// written.
     pub(crate) fn finish_pack(&mut self, pack: PackId, directory: Directory) -> bool {
         self.finished_chunk_count += directory.chunk_count();
         self.finished.push((pack, directory));
         self.finished_chunk_count >= RECENT_COUNT_MAX
     }
 
-    /// Writes a segment about all finished packs; nothing when there are none.
+    /// Writes a segment about all finished packs, if there are any.
     pub(crate) fn write_segment(&mut self, segment: SegmentId) -> Result<()> {
         if self.finished.is_empty() {
             return Ok(());
@@ -204,7 +207,7 @@ impl ChunkIndex {
                 self.recent
                     .retain(|_, (_, location, _)| !packs.contains(&location.pack));
             }
-            // Gc has made one segment of it and others already; what it lists stays remembered here.
+            // Gc has merged it into another segment already; its entries are still in memory.
             Err(Error::Store(StoreError::NotFound { .. })) => {}
             Err(error) => return Err(error),
         }

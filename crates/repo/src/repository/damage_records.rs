@@ -16,16 +16,17 @@
 //! n    chunks, each:  n frame, n offset, n length, u8 bytes of its identity (16 or 32), the identity
 //! ```
 //!
-//! A record is deleted when its pack is: repair deletes a damaged pack once nothing that a snapshot needs is left in it.
+//! A record is deleted together with its pack: repair deletes a damaged pack once it contains nothing that a snapshot
+//! needs.
 //!
-//! # What gc must do
+//! # Requirements for gc
 //!
-//! - A pack with a damage record is never rewritten by copying its frames as they are, and never a source of bytes without
-//!   the checks that repair makes; leaving it to repair is right.
-//! - It may be deleted like any other when no snapshot needs bytes of it *after relocations*. Its damage records go
-//!   after it, and so do those of packs that do not exist and that no snapshot needs.
-//! - Bytes that a relocation leads to are alive when a snapshot refers to the place that the relocation leads from; a
-//!   relocation can go when no living snapshot names the pack that it is about.
+//! - A pack with a damage record is never rewritten by copying its frames as they are, and its bytes are never used
+//!   without the checks that repair makes; it should be left to repair.
+//! - It may be deleted like any other when no snapshot needs bytes of it *after relocations*. Its damage records
+//!   are deleted afterwards, as are those of missing packs that no snapshot needs.
+//! - The destination of a relocation is live if a snapshot refers to its source; a relocation can be deleted when no
+//!   live snapshot refers to the pack of its source.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -43,15 +44,15 @@ use crate::wire::{Decoder, Malformed, put_varint};
 const FORMAT_VERSION: u8 = 1;
 const NAME_START: &str = "damage.";
 
-/// Longest damage record that is read: the chunks of a pack of the largest size, many times over.
+/// Maximum length of a damage record that is read: many times the chunks of a pack of the largest size.
 pub(crate) const DAMAGE_BYTES_MAX: u64 = 64 << 20;
 
-/// What is known of the identity of a chunk.
+/// The known part of a chunk's id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum KnownIdentity {
-    /// The first bytes, from the index: with a keyed hash, chance never makes two of them equal.
+    /// The first bytes, from the index: with a keyed hash, accidental collisions are impossible in practice.
     Prefix(Prefix),
-    /// All of it, from the directory of the pack.
+    /// The complete id, from the directory of the pack.
     Whole(ChunkId),
 }
 
@@ -71,16 +72,16 @@ impl KnownIdentity {
     }
 }
 
-/// How much of a pack is damaged.
+/// The damaged part of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DamageExtent {
-    /// It is missing, or nothing of it can be read.
+    /// It is missing, or nothing of it is readable.
     Whole,
-    /// These frames, or their prints; with none, only its header or trailer.
+    /// These frames, or their prints; if empty, only its header or trailer.
     Frames(BTreeSet<u32>),
 }
 
-/// What is known of a damaged pack.
+/// The recorded damage of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DamageRecord {
     pub(crate) extent: DamageExtent,
@@ -108,7 +109,7 @@ impl DamageRecord {
         }
     }
 
-    /// Adds a chunk that the index lists; what is known better stays.
+    /// Adds a chunk from the index, unless its complete id is known already.
     pub(crate) fn add_entry(&mut self, entry: &IndexEntry) {
         self.chunks
             .entry((entry.location.frame, entry.location.offset))
@@ -210,7 +211,7 @@ fn bounded_u32(value: u64) -> u32 {
     u32::try_from(value).expect("the limit of the field is below 2^32")
 }
 
-/// The pack that a damage record is about, from its name.
+/// The pack of a damage record, from its name.
 pub(crate) fn damaged_pack(name: &ObjectName) -> Option<PackId> {
     name.name().strip_prefix(NAME_START)?.split_once('.')?.0.parse().ok()
 }
@@ -235,33 +236,34 @@ pub(crate) fn damage_names(vault: &Vault) -> Result<BTreeMap<PackId, Vec<ObjectN
     Ok(names)
 }
 
-/// Deletes all records about `pack`.
+/// Deletes all records of `pack`.
 pub(crate) fn clear_damage(vault: &Vault, pack: PackId) -> Result<()> {
     let names = damage_names(vault)?.remove(&pack).unwrap_or_default();
     names.iter().try_for_each(|name| vault.store.delete(name))?;
     Ok(())
 }
 
-/// Packs that must not be built on.
+/// Packs that new snapshots must not refer to.
 pub(crate) fn damaged_packs(vault: &Vault) -> Result<HashSet<PackId>> {
     Ok(damage_names(vault)?.into_keys().collect())
 }
 
 impl Repository {
-    /// Whether anything of what is stored is known to be damaged: what was stored before may be, too, and backups store such parts anew.
+    /// Whether any stored data is known to be damaged; then backups store the affected parts again.
     pub fn has_known_damage(&self) -> Result<bool> {
         Ok(!damaged_packs(&self.vault)?.is_empty())
     }
 }
 
 impl Repository {
-    /// Has `warn` called once for each pack that is read though its directory or trailer is damaged.
+    /// Registers `warn`, which is called once for each pack that is read although its directory or trailer is
+    /// damaged.
     pub fn warn_of_damage(&self, warn: impl Fn(&str) + Send + Sync + 'static) {
         self.packs.set_warn(Box::new(warn));
     }
 }
 
-/// All that is recorded of one pack; and the errors of records that cannot be read, which leave the whole pack in doubt.
+/// The merged records of one pack; and the errors of unreadable records, which make the whole pack suspect.
 pub(crate) fn read_damage(vault: &Vault, names: &[ObjectName]) -> Result<(Option<DamageRecord>, Vec<Error>)> {
     let mut merged: Option<DamageRecord> = None;
     let mut errors = Vec::new();

@@ -14,24 +14,24 @@ use crate::repository::Repository;
 use crate::store::{BadName, ObjectKind, ObjectName, Put, Store, StoreError};
 use crate::vault::Vault;
 
-/// How to make a repository.
+/// Options of a new repository.
 #[derive(Debug, Clone)]
 pub struct InitRequest<'a> {
-    /// What opens the first key slot.
+    /// The credential of the first key slot.
     pub credential: Credential<'a>,
-    /// What to call that slot.
+    /// The label of that slot.
     pub label: &'a str,
-    /// What a guess at a password costs.
+    /// The cost of guessing a password.
     pub parameters: KdfParameters,
-    /// What to seal with.
+    /// The cipher.
     pub cipher: Cipher,
 }
 
-/// A repository that was opened, and what was noticed on the way.
+/// An opened repository, and problems found while opening it.
 pub struct OpenedRepository {
     /// The repository.
     pub repository: Repository,
-    /// Damage that did not keep it from opening.
+    /// Damage that did not prevent opening.
     pub warnings: Vec<Error>,
     /// The key slot that opened.
     pub slot: SlotId,
@@ -47,13 +47,13 @@ impl Repository {
     /// Creates a repository on an empty store.
     ///
     /// The key slot is put first and the configuration last: only the configuration makes it a repository, and if two
-    /// processes create one at once, one wins. Leftovers of an interrupted attempt are removed.
+    /// processes create one concurrently, one wins. Leftovers of an interrupted attempt are removed.
     pub fn init(store: Arc<dyn Store>, request: &InitRequest<'_>, environment: Environment) -> Result<Self> {
         Self::init_with(store, request, None, environment)
     }
 
-    /// Makes a repository that cuts and names bytes as `other` does, so that what is copied between the two is recognised.
-    /// It has a secret of its own: neither opens the other.
+    /// Creates a repository with the same fingerprint keys as `other`, so that copies between the two are deduplicated.
+    /// It has its own secret: neither can open the other.
     pub fn init_like(
         store: Arc<dyn Store>,
         request: &InitRequest<'_>,
@@ -98,13 +98,13 @@ impl Repository {
             return Err(already_a_repository(&*store));
         }
         if !exists(&*store, &slot_id.object())? {
-            // Another process that created a repository at the same moment removed our slot as a leftover, and lost.
+            // Another process that created a repository at the same time removed this slot as a leftover, but lost.
             key::add(&*store, &slot, &master, &config.encode(), randomness)?;
         }
         Self::with_master(store, master, config, environment)
     }
 
-    /// Checks that there is no repository on a store, nor a part of one.
+    /// Checks that a store contains no repository, and no part of one.
     pub fn check_new(store: &dyn Store) -> Result<()> {
         if exists(store, &ObjectName::config())? {
             return Err(already_a_repository(store));
@@ -122,7 +122,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Opens the repository on a store with what opens one of its key slots.
+    /// Opens the repository in a store with the credential of one of its key slots.
     pub fn open(
         store: Arc<dyn Store>,
         credential: Credential<'_>,
@@ -131,7 +131,7 @@ impl Repository {
         Self::open_by(store, credential, SlotChoice::Any, environment)
     }
 
-    /// The same with the slots that `choice` says.
+    /// The same with the slots that `choice` selects.
     pub fn open_by(
         store: Arc<dyn Store>,
         credential: Credential<'_>,
@@ -164,7 +164,7 @@ impl Repository {
         })
     }
 
-    /// Opens the repository on a store with its master secret, from a paper key; needs no key slot.
+    /// Opens the repository in a store with its master secret, from a paper key; needs no key slot.
     pub fn open_with_secret(store: Arc<dyn Store>, master: MasterSecret, environment: Environment) -> Result<Self> {
         let config = match read_config(&*store, &master) {
             Err(Error::Store(StoreError::NotFound { .. })) => {
@@ -194,12 +194,12 @@ impl Repository {
         })
     }
 
-    /// What the repository is.
+    /// The configuration of the repository.
     pub fn config(&self) -> &RepositoryConfig {
         &self.vault.config
     }
 
-    /// Whether the two cut and name bytes alike.
+    /// Whether both repositories have the same fingerprint keys.
     pub fn has_same_fingerprints(&self, other: &Self) -> bool {
         self.vault.keyring.fingerprints() == other.vault.keyring.fingerprints()
     }
@@ -223,7 +223,7 @@ impl Repository {
         )?)
     }
 
-    /// Puts the configuration back if it is missing, or damaged; true when it was.
+    /// Restores the configuration if it is missing or damaged; returns whether it was.
     pub(crate) fn repair_config(&self) -> Result<bool> {
         let name = ObjectName::config();
         match read_config(&*self.vault.store, &self.vault.master) {

@@ -15,18 +15,18 @@ use crate::key::{Cipher, Keyring, Purpose};
 use crate::repository::relocations::{RelocationTables, load_relocations};
 use crate::store::{Store, StoreError};
 
-/// Bytes of decoded directories that are kept.
+/// Cache size for decoded directories.
 const DIRECTORY_CACHE_BYTES: usize = 4 << 20;
-/// Bytes of decoded tree frames that are kept.
+/// Cache size for decoded tree frames.
 const TREE_CACHE_BYTES: usize = 4 << 20;
-/// Bytes of prints that are kept.
+/// Cache size for prints.
 const PRINT_CACHE_BYTES: usize = 4 << 20;
-/// Rewritten packs may have been rewritten again, but not for ever.
+/// Rewritten packs may be rewritten again; a longer chain is damage.
 const RELOCATION_DEPTH_MAX: u32 = 32;
 
 type FrameKey = (PackId, u32);
 
-/// The buffers that reading frames needs, kept by each thread that reads.
+/// The buffers for reading frames, kept by each reading thread.
 pub(crate) struct FrameBuffers {
     decompressor: Decompressor,
     sealed: Vec<u8>,
@@ -41,15 +41,15 @@ impl FrameBuffers {
     }
 }
 
-/// What came of loading the relocations.
+/// The result of loading the relocations.
 pub(crate) struct Refreshed {
-    /// Whether bytes are found in other places than before.
+    /// Whether any locations have changed.
     pub(crate) has_changes: bool,
-    /// The errors of relocations that cannot be read.
+    /// The errors of unreadable relocations.
     pub(crate) errors: Vec<Error>,
 }
 
-/// Hears of damage that is worked around.
+/// Receives warnings about damage that is worked around.
 type DamageWarning = Box<dyn Fn(&str) + Send + Sync>;
 
 /// The packs of a repository.
@@ -58,21 +58,22 @@ pub(crate) struct Packs {
     cipher: Cipher,
     keyring: Keyring,
     directories: Mutex<LruCache<PackId, Arc<PackReader>>>,
-    /// Packs whose directory is damaged, with their frames from elsewhere.
+    /// Packs with a damaged directory, whose frames are known from elsewhere.
     flawed: Mutex<LruCache<PackId, Arc<PackReader>>>,
-    /// Packs whose directory is damaged, and whose frames nothing else leads to.
+    /// Packs with a damaged directory, whose frames are unknown.
     hopeless: Mutex<HashSet<PackId>>,
-    /// What is wrong with the packs that were read so: where, and what.
+    /// The problems of packs that were read with a damaged directory: offset and description.
     flaws: Mutex<BTreeMap<PackId, (u64, String)>>,
     warn: OnceLock<DamageWarning>,
     tree_frames: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     prints: Mutex<LruCache<FrameKey, Arc<Vec<u8>>>>,
     relocations: Mutex<RelocationTables>,
-    /// Held while relocations are loaded, so that newer ones are not replaced by older.
+    /// Held while relocations are loaded, so that newer ones are not replaced by older ones.
     refreshing: Mutex<()>,
 }
 
-/// A cache is only ever replaced as a whole entry, so one whose user panicked is still sound.
+/// A cache entry is only replaced as a whole, so the cache is consistent even after a panic of another
+/// thread.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -103,7 +104,7 @@ impl Packs {
         PackKey::new(self.cipher, self.keyring.key(Purpose::PackSealing), pack)
     }
 
-    /// The pack with its directory; [`Error::MissingPack`] when it does not exist.
+    /// The pack with its directory; [`Error::MissingPack`] if it does not exist.
     pub(crate) fn reader(&self, pack: PackId) -> Result<Arc<PackReader>> {
         if let Some(reader) = lock(&self.directories).get(&pack) {
             return Ok(reader);
@@ -114,10 +115,10 @@ impl Packs {
         Ok(reader)
     }
 
-    /// The pack as [`reader`](Self::reader) gives it; where its directory cannot be used, what else leads to its frames.
+    /// Like [`reader`](Self::reader), but if the directory is unusable, the frames are taken from elsewhere.
     ///
-    /// For everything that finds bytes by their frame. What looks for chunks, or decides what may be referred to, asks for
-    /// a directory that is whole.
+    /// For callers that find bytes by frame. Callers that look for chunks, or decide what may be referenced, need an
+    /// intact directory.
     pub(crate) fn frame_reader(&self, pack: PackId) -> Result<Arc<PackReader>> {
         if let Some(reader) = lock(&self.flawed).get(&pack) {
             return Ok(reader);
@@ -152,12 +153,12 @@ impl Packs {
         Ok(reader)
     }
 
-    /// Receives warnings about damage that is worked around; the first one is kept.
+    /// Sets the receiver of warnings about damage that is worked around; only the first one is kept.
     pub(crate) fn set_warn(&self, warn: DamageWarning) {
         self.warn.set(warn).ok();
     }
 
-    /// Packs that were read though their directory is damaged, each with what is wrong.
+    /// Packs that were read although their directory is damaged, each with the problem.
     pub(crate) fn flaws(&self) -> Vec<(PackId, Error)> {
         let error = |(pack, (offset, detail)): (&PackId, &(u64, String))| {
             let name = crate::format::pack::pack_name(*pack);
@@ -166,12 +167,12 @@ impl Packs {
         lock(&self.flaws).iter().map(error).collect()
     }
 
-    /// Whether the pack was read though its directory is damaged.
+    /// Whether the pack was read although its directory is damaged.
     pub(crate) fn is_flawed(&self, pack: PackId) -> bool {
         lock(&self.flaws).contains_key(&pack)
     }
 
-    /// Forgets what is cached of a pack.
+    /// Removes the cached data of a pack.
     pub(crate) fn forget(&self, pack: PackId) {
         lock(&self.directories).remove(&pack);
         lock(&self.flawed).remove(&pack);
@@ -179,7 +180,7 @@ impl Packs {
         lock(&self.flaws).remove(&pack);
     }
 
-    /// Takes over the relocations that the repository has now.
+    /// Loads the present relocations of the repository.
     pub(crate) fn refresh(&self) -> Result<Refreshed> {
         let turn = lock(&self.refreshing);
         let (tables, errors) = load_relocations(&*self.store, &self.keyring)?;
@@ -191,10 +192,10 @@ impl Packs {
         Ok(Refreshed { has_changes, errors })
     }
 
-    /// Does `read`, and does it again when a pack was missing that gc has rewritten meanwhile.
+    /// Calls `read`, and repeats it if a pack was missing that gc has rewritten meanwhile.
     ///
-    /// Gc says where bytes went before it deletes a pack. So a pack that is still missing when all that has been said is
-    /// known, is lost; and if then another is missing, gc has been at work again.
+    /// Gc writes relocations before it deletes a pack. So a pack that is still missing after all relocations are loaded
+    /// is lost; if another pack is missing then, gc has continued meanwhile, and the read is repeated.
     pub(crate) fn follow<T>(&self, mut read: impl FnMut() -> Result<T>) -> Result<T> {
         let mut missing = None;
         loop {
@@ -208,9 +209,9 @@ impl Packs {
         }
     }
 
-    /// Where the bytes at `location` are now, and how many of `length` lie there together.
+    /// The present location of the bytes at `location`, and how many of `length` bytes are contiguous there.
     ///
-    /// Parts of packs that were rewritten, or healed, are found through the relocations; all others are where they were.
+    /// Parts of rewritten or healed packs are found through relocations; all other data is at its original location.
     pub(crate) fn resolve(&self, location: Location, length: u64) -> Result<(Location, u64)> {
         self.resolve_noting(location, length, |_| ())
     }
@@ -265,7 +266,8 @@ impl Packs {
         reader.unseal(frame, &mut buffers.sealed, &mut buffers.decompressor, raw)
     }
 
-    /// As [`frame`](Self::frame), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
+    /// Like [`frame`](Self::frame), but decodes at least the first `wanted` bytes; `raw` becomes as long as the decoded
+    /// part.
     pub(crate) fn frame_start(
         &self,
         pack: PackId,
@@ -289,12 +291,12 @@ impl Packs {
     }
 }
 
-/// Whether the directory of a pack cannot be used, though the pack is there.
+/// Whether the directory of an existing pack is unusable.
 fn is_about_directory(error: &Error) -> bool {
     !matches!(error, Error::MissingPack { .. }) && (error.is_about_one_object() || error.is_unreadable())
 }
 
-/// A pack may go between two reads of it.
+/// Maps a missing object to a missing pack: a pack may be deleted between two reads.
 fn missing_pack(pack: PackId, error: Error) -> Error {
     match error {
         Error::Store(StoreError::NotFound { .. }) => Error::MissingPack { pack },

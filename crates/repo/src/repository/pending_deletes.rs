@@ -15,12 +15,13 @@ use crate::wire::{Decoder, Malformed};
 const FORMAT_VERSION: u8 = 1;
 pub(crate) const CONDEMNED_BYTES_MAX: u64 = 64 << 20;
 
-/// The name of what the gc run `writer` condemns.
+/// The object name of the list of packs that the gc run `writer` condemned.
 pub(crate) fn condemned_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Condemned, &writer.to_string()).expect("hex digits are a name")
 }
 
-/// The name of the list of writers that the gc run `writer` has to wait for before it may delete what it condemned.
+/// The object name of the list of writers that the gc run `writer` has to wait for before it may delete the
+/// condemned packs.
 pub(crate) fn waits_name(writer: WriterId) -> ObjectName {
     ObjectName::new(ObjectKind::Condemned, &format!("{writer}.waits")).expect("hex digits and letters are a name")
 }
@@ -45,15 +46,15 @@ pub(crate) fn decode_condemned(bytes: &[u8]) -> std::result::Result<Vec<PackId>,
     Ok(ids.iter().map(|id| PackId::from_bytes(*id)).collect())
 }
 
-/// What each gc run is going to delete.
+/// The packs that each gc run is going to delete.
 ///
-/// A list that cannot be read is an error: what it names must not be referred to.
+/// An unreadable list is an error, since its packs must not be referenced.
 pub(crate) fn condemnations(vault: &Vault) -> Result<Vec<(WriterId, Vec<PackId>)>> {
     let mut lists = Vec::new();
     for name in vault.names(ObjectKind::Condemned)? {
         let Ok(writer) = name.name().parse() else { continue };
         let bytes = match vault.get_sealed(&name, CONDEMNED_BYTES_MAX) {
-            // It was carried out while we looked.
+            // The deletions were completed meanwhile.
             Err(Error::Store(StoreError::NotFound { .. })) => continue,
             other => other?,
         };

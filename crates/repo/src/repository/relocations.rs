@@ -20,14 +20,14 @@ use crate::store::{ObjectKind, ObjectName, Store, StoreError};
 const RELOCATION_BYTES_MAX: u64 = 16 << 20;
 const COPY_SUFFIX: &str = "copy";
 
-/// A relocation: which pack it is about, and which of that pack's.
+/// A relocation: its pack, and its number among those of the pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RelocationId {
     pub(crate) pack: PackId,
     pub(crate) number: u64,
 }
 
-/// Which of the two objects that say the same.
+/// One of the two objects of a relocation, which have the same content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Replica {
     First,
@@ -60,7 +60,7 @@ impl RelocationId {
         ObjectName::new(ObjectKind::Relocation, &text).expect("hex digits, dots and letters are a name")
     }
 
-    /// The relocation, and which of its objects, that has this name.
+    /// The relocation and the replica with this object name.
     pub(crate) fn of(name: &ObjectName) -> Option<(Self, Replica)> {
         let (pack, rest) = name.name().split_once('.')?;
         let digits = rest.split('.').next()?;
@@ -73,7 +73,7 @@ impl RelocationId {
     }
 }
 
-/// All relocations, and which objects of each there are.
+/// All relocations, and the existing replicas of each.
 pub(crate) fn relocations(store: &dyn Store) -> Result<BTreeMap<RelocationId, BTreeSet<Replica>>> {
     let mut found: BTreeMap<RelocationId, BTreeSet<Replica>> = BTreeMap::new();
     store.list(ObjectKind::Relocation, &mut |name, _| {
@@ -102,7 +102,7 @@ pub(crate) fn read_replica(
     Ok(table)
 }
 
-/// Reads a relocation from whichever of its objects can be read.
+/// Reads a relocation from its first readable replica.
 fn read(store: &dyn Store, keyring: &Keyring, id: &RelocationId) -> Result<RelocationTable> {
     let first = match read_replica(store, keyring, id, Replica::First) {
         Err(error) => error,
@@ -110,16 +110,16 @@ fn read(store: &dyn Store, keyring: &Keyring, id: &RelocationId) -> Result<Reloc
     };
     match (first, read_replica(store, keyring, id, Replica::Copy)) {
         (_, Ok(table)) => Ok(table),
-        // Where only one of them is there, its error says what is wrong.
+        // If only one of them exists, its error describes the problem.
         (Error::Store(StoreError::NotFound { .. }), Err(second)) => Err(second),
         (first, Err(_)) => Err(first),
     }
 }
 
-/// By pack, where its bytes are now.
+/// The present locations of bytes, by pack.
 pub(crate) type RelocationTables = HashMap<PackId, Arc<RelocationTable>>;
 
-/// Where the bytes of rewritten packs are; and the errors of relocations of which neither object can be read.
+/// The locations of relocated bytes; and the errors of relocations without a readable replica.
 pub(crate) fn load_relocations(store: &dyn Store, keyring: &Keyring) -> Result<(RelocationTables, Vec<Error>)> {
     let mut tables: HashMap<PackId, RelocationTable> = HashMap::new();
     let mut errors = Vec::new();
@@ -128,7 +128,7 @@ pub(crate) fn load_relocations(store: &dyn Store, keyring: &Keyring) -> Result<(
             Ok(table) => table
                 .moves()
                 .for_each(|moved| tables.entry(id.pack).or_default().add(moved)),
-            // It was deleted while we looked.
+            // It was deleted meanwhile.
             Err(Error::Store(StoreError::NotFound { .. })) => {}
             Err(error) if error.is_about_one_object() || error.is_unreadable() => errors.push(error),
             Err(error) => return Err(error),

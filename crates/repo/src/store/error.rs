@@ -9,31 +9,32 @@ pub type Result<T> = std::result::Result<T, StoreError>;
 
 /// An error of a store.
 ///
-/// After an error of `put` or `commit` the object is there whole or not at all, and a crash may still change which; asking again
-/// settles it.
+/// After an error of `put` or `commit` the object exists completely or not at all, and a crash may still change that; a
+/// second call settles it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// There is no such object (any more).
+    /// The object does not exist (any more).
     #[error("there is no object {name}")]
     NotFound {
         /// The object.
         name: ObjectName,
     },
-    /// Something that is no regular file has the name of an object: a folder, a link, a pipe. It is neither followed nor opened.
+    /// The name of an object is taken by something that is not a regular file: a folder, a link, a pipe. It is neither
+    /// followed nor opened.
     #[error("{name} is {what}, not an object: the stored object was removed or moved")]
     NotAnObject {
         /// The object.
         name: ObjectName,
-        /// What it is.
+        /// The type of the file.
         what: &'static str,
     },
-    /// A folder of the store is a link or no folder.
+    /// A folder of the store is a link or not a folder.
     #[error("{action} of {subject} in {store}: a folder on the way to it is a link, or no folder")]
     NotAFolder {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The object or folder.
         subject: String,
@@ -45,70 +46,71 @@ pub enum StoreError {
         name: ObjectName,
         /// Its length in bytes.
         length: u64,
-        /// The longest answer that was asked for, in bytes.
+        /// The maximum length, in bytes.
         length_max: u64,
     },
-    /// The object ends before the bytes that were asked for.
+    /// The object is shorter than the requested range.
     #[error("object {name} has {actual} bytes where at least {expected} were expected")]
     ShortObject {
         /// The object.
         name: ObjectName,
-        /// Bytes it must have to answer.
+        /// The required bytes.
         expected: u64,
-        /// Bytes it has.
+        /// The existing bytes.
         actual: u64,
     },
-    /// A text that is no name of an object.
+    /// The text is not a valid object name.
     #[error(transparent)]
     BadName(#[from] BadName),
-    /// There is nothing where the store should be.
+    /// The store does not exist.
     #[error("{store} does not exist")]
     NoStore {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
     },
     /// The store can be read but not written.
     #[error("{store} is read-only")]
     ReadOnly {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
     },
     /// The store is full, or a quota is used up.
     #[error("{store} is full")]
     NoSpace {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
     },
-    /// The store refuses us.
+    /// Access to the store is denied.
     #[error("{action} of {subject} in {store} is not permitted")]
     Permission {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The object or file.
         subject: String,
     },
-    /// The medium lacks something that a store cannot do without.
+    /// The medium lacks a required feature.
     #[error("{store} cannot be used: {detail}")]
     Unsupported {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
-        /// What is missing, and what to do instead.
+        /// The missing feature, and the solution.
         detail: &'static str,
     },
-    /// The store has stopped to answer for good: its connection is gone. What was under way may have happened or not.
+    /// The store is permanently unreachable, because its connection is closed. Pending calls may have taken effect or
+    /// not.
     #[error("{store} no longer answers")]
     Closed {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
     },
-    /// The operating system or the network refused.
+    /// An error of the operating system or the network.
     #[error("{action} of {subject} in {store}")]
     Io {
-        /// The store, as it describes itself.
+        /// The store's description.
         store: String,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
         /// The object or file.
         subject: String,
@@ -118,7 +120,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The error for the answer `source` of the operating system to `action` on `subject`.
+    /// Converts the operating system's error `source` of `action` on `subject`.
     pub(super) fn from_io(store: String, action: &'static str, subject: String, source: IoError) -> Self {
         match source.kind() {
             ErrorKind::ReadOnlyFilesystem => Self::ReadOnly { store },
@@ -137,7 +139,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the same call may succeed if it is made again a little later.
+    /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Io { source, .. } if matches!(
             source.kind(),
@@ -157,9 +159,11 @@ impl StoreError {
         ))
     }
 
-    /// Whether the medium failed to give what it holds: asking again does not help, and neither does anything that is not the medium.
+    /// Whether the medium failed to read its data: retries do not help, and the cause is neither software nor
+    /// permissions.
     pub(crate) fn is_of_medium(&self) -> bool {
-        // EIO, ENXIO, ENODATA, EBADMSG, EILSEQ, EUCLEAN and EREMOTEIO: what disks, and file systems with checksums, answer.
+        // EIO, ENXIO, ENODATA, EBADMSG, EILSEQ, EUCLEAN and EREMOTEIO: the errors of disks, and of file systems with
+        // checksums.
         const CODES: [i32; 7] = [5, 6, 61, 74, 84, 117, 121];
         match self {
             Self::Io { source, .. } => match source.raw_os_error() {
@@ -170,7 +174,7 @@ impl StoreError {
         }
     }
 
-    /// Whether the object that was asked for does not exist.
+    /// Whether the requested object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Self::NotFound { .. })
     }

@@ -8,7 +8,7 @@ use holdfast_block::to_usize;
 
 use super::{ObjectKind, ObjectName, ObjectWriter, Put, Result, Store, StoreError};
 
-/// A store in memory, for tests and simulation: lists come in the order of names.
+/// A store in memory, for tests and simulation. Listings are sorted by name.
 ///
 /// A clone is another handle of the same store.
 #[derive(Debug, Clone)]
@@ -28,12 +28,12 @@ struct MemoryState {
 }
 
 impl MemoryStore {
-    /// An empty store that is never full.
+    /// An empty store without a size limit.
     pub fn new() -> Self {
         Self::with_capacity(u64::MAX)
     }
 
-    /// An empty store that takes objects of `capacity_bytes` together.
+    /// An empty store with a total capacity of `capacity_bytes`.
     pub fn with_capacity(capacity_bytes: u64) -> Self {
         Self {
             contents: Arc::new(Mutex::new(MemoryState {
@@ -46,7 +46,7 @@ impl MemoryStore {
         }
     }
 
-    /// All objects as they are now.
+    /// A copy of all present objects.
     pub fn objects(&self) -> BTreeMap<ObjectName, Arc<[u8]>> {
         self.lock().objects.clone()
     }
@@ -60,12 +60,12 @@ impl MemoryStore {
         }
     }
 
-    /// Moves the clock of the store on.
+    /// Advances the clock of the store.
     pub fn advance_clock(&self, by: Duration) {
         self.lock().time += by;
     }
 
-    /// Puts `bytes` in the place of an object, as no store does: damage, for tests.
+    /// Replaces the bytes of an object, which a real store never does: simulates damage in tests.
     pub fn damage(&self, name: &ObjectName, bytes: &[u8]) {
         let mut contents = self.lock();
         contents.remove(name);
@@ -194,7 +194,7 @@ impl Store for MemoryStore {
     }
 
     fn clean(&self, _age: Duration) -> Result<u64> {
-        // An object that was begun is its writer's until it is committed.
+        // Unfinished objects exist only in their writers.
         Ok(0)
     }
 

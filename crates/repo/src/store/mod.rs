@@ -1,7 +1,7 @@
 //! The object layer under a repository.
 //!
-//! A [`Store`] keeps immutable objects under names. It can put an object if its name is free, read it whole or in part,
-//! list a kind, and delete. Directories, object storage and connections to other hosts can provide that, and it
+//! A [`Store`] keeps immutable objects under names. It can put an object if its name is free, read it completely or in
+//! part, list a kind, and delete. Directories, object storage and connections to other hosts can provide that, and it
 //! suffices for a repository with many writers and no lock: the only conflict of two writers, which of them gets a
 //! name, is decided by [`Store::put`].
 //!
@@ -35,66 +35,69 @@ pub use testing::{
     scheduler::{InterleavedStore, Interleaver, Step},
 };
 
-/// What became of a put.
+/// The result of a put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Put {
-    /// The object did not exist; it does now.
+    /// The object did not exist and was created.
     Created,
-    /// There was an object of that name; it is unchanged, and durable.
+    /// An object with this name existed; it is unchanged, and durable.
     AlreadyExists,
 }
 
-/// A place that keeps objects, used by any number of threads, processes and hosts at once.
+/// A storage of objects, used by any number of threads, processes and hosts concurrently.
 ///
-/// Implementers must keep these promises; the repository above rests on every one of them:
+/// Implementations must keep these promises; the repository depends on all of them:
 ///
-/// - **Whole or not at all.** An object is visible under its name with all its bytes, or not visible: to any reader, at any
-///   moment, and after a crash at any moment. All that a crash may leave behind is space that gc gives back, never a
-///   thing with the name of an object.
-/// - **First come.** Of all puts of one name, by whomever, exactly one answers [`Put::Created`] as long as the object is not
-///   deleted. An object never changes.
-/// - **Durable.** When `put` or `commit` answers, [`Put::AlreadyExists`] included, the object survives a power cut. A
-///   deletion does so when `delete` answers, but for packs, which may come back.
-/// - **Consistent.** What was put before a call began, by anyone, is seen by it: `get` after `put`, and `list` after `put`. What
-///   was deleted before is not seen.
-/// - **Errors are honest.** An object that exists is never `NotFound`; one that cannot be read is an error and not
-///   left out of a list.
+/// - **Atomic.** An object is visible under its name with all its bytes, or not visible: to any reader, at any moment,
+///   and after a crash at any moment. A crash may only leave behind space that gc frees, never an incomplete object
+///   with a valid name.
+/// - **First put wins.** Of all puts of one name, by any process, exactly one returns [`Put::Created`] as long as the
+///   object is not deleted. An object never changes.
+/// - **Durable.** When `put` or `commit` returns, including [`Put::AlreadyExists`], the object survives a power
+///   failure. A deletion is durable when `delete` returns, except for packs, which may reappear.
+/// - **Consistent.** A call sees everything that was put before it began, by any process: `get` after `put`, and `list`
+///   after `put`. It does not see what was deleted before.
+/// - **Errors are reliable.** An object that exists is never `NotFound`; an unreadable one causes an error and is
+///   not omitted from a listing.
 ///
-/// After an error of a call that changes something, the change has happened or it has not.
+/// After an error of a call that changes something, the change may have happened or not.
 pub trait Store: Send + Sync {
-    /// Puts an object, if there is none of that name.
+    /// Puts an object, if no object has its name.
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> Result<Put>;
 
     /// Begins an object that is too large for memory; it is not visible before [`ObjectWriter::commit`].
     fn create(&self, name: &ObjectName) -> Result<Box<dyn ObjectWriter>>;
 
-    /// All bytes of an object; one that has more than `length_max` is [`StoreError::TooLarge`].
+    /// All bytes of an object; more than `length_max` bytes are [`StoreError::TooLarge`].
     fn get(&self, name: &ObjectName, length_max: u64) -> Result<Vec<u8>>;
 
-    /// Fills `buffer` with the bytes at `offset`; [`StoreError::ShortObject`] when the object ends before.
+    /// Fills `buffer` with the bytes at `offset`; [`StoreError::ShortObject`] if the object is too short.
     fn get_range(&self, name: &ObjectName, offset: u64, buffer: &mut [u8]) -> Result<()>;
 
-    /// Bytes of an object.
+    /// The length of an object in bytes.
     fn length(&self, name: &ObjectName) -> Result<u64>;
 
-    /// Calls `visit` with every object of a kind and its length in bytes, in no order.
+    /// Calls `visit` with every object of a kind and its length in bytes, in no particular order.
     ///
-    /// An object that exists during the whole call comes exactly once; one that is put or deleted meanwhile may come or not.
-    /// `visit` may use the store, also to delete what it is given; its first error ends the call.
+    /// An object that exists during the whole call is visited exactly once; one that is put or deleted meanwhile may be
+    /// visited or not. `visit` may use the store, also to delete the visited object; its first error ends the call.
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> Result<()>) -> Result<()>;
 
-    /// Calls `visit` with every object of a kind, as [`list`](Self::list), and its age, by the clock of the store.
+    /// Calls `visit` with every object of a kind, like [`list`](Self::list), and its age, by the clock of the
+    /// store.
     ///
-    /// The clock of this host does not count: two hosts with different clocks see the same age, and an object in the
-    /// future has age zero. None if the store cannot report ages; then no writer is considered dead because of an age.
+    /// The clock of this host is not used: two hosts with different clocks see the same age, and an object with a time
+    /// in the future has age zero. `None` if the store cannot report ages; then no writer is considered dead because
+    /// of its age.
     fn ages(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, Option<Duration>) -> Result<()>) -> Result<()> {
         self.list(kind, &mut |name, _| visit(name, None))
     }
 
-    /// Deletes an object; one that does not exist is fine.
+    /// Deletes an object; it need not exist.
     fn delete(&self, name: &ObjectName) -> Result<()>;
 
-    /// Calls `visit` with the path of everything in the store that is no object and has no business there.
+    /// Calls `visit` with the path of everything in the store that is not an object and does not belong
+    /// there.
     fn foreign_files(&self, visit: &mut dyn FnMut(String) -> Result<()>) -> Result<()>;
 
     /// Removes unfinished objects to which nothing was added for `age`; returns the number of bytes freed.
@@ -102,14 +105,15 @@ pub trait Store: Send + Sync {
     /// A writer that continues such an object gets an error, and nothing is put.
     fn clean(&self, age: Duration) -> Result<u64>;
 
-    /// Says which store this is, for messages: "directory /backup/repo".
+    /// Describes the store, for messages: "directory /backup/repo".
     fn describe(&self) -> String;
 
-    /// Bytes that can still be put, where the store knows.
+    /// The free space in bytes, if known.
     fn free_bytes(&self) -> Option<u64>;
 }
 
-/// An object on its way into a store; dropped without [`commit`](ObjectWriter::commit), it was never there.
+/// An object that is being written; if it is dropped without [`commit`](ObjectWriter::commit), it never
+/// becomes visible.
 pub trait ObjectWriter: Send {
     /// Adds bytes at the end.
     ///

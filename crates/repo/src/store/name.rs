@@ -3,30 +3,30 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// The kinds of objects: each is a flat namespace of its own.
+/// The kinds of objects: each has its own flat namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ObjectKind {
-    /// The one object that makes a store a repository.
+    /// The only object that makes a store a repository.
     Config,
     /// A key slot.
     Key,
     /// Sealed frames of chunks.
     Pack,
-    /// Where chunks are.
+    /// A segment of the chunk index.
     Index,
     /// A committed snapshot.
     Snapshot,
-    /// A snapshot that was removed and not yet forgotten.
+    /// The record that a snapshot was removed.
     Forgotten,
-    /// A writer at work.
+    /// The announcement of an active writer.
     Writer,
-    /// A pack that gc wants to delete.
+    /// A list of packs that gc is going to delete.
     Condemned,
-    /// Where the chunks of a rewritten pack went.
+    /// New locations of the bytes of a rewritten or damaged pack.
     Relocation,
-    /// What must not be deleted yet.
+    /// The protection of a snapshot from removal.
     Protected,
-    /// What scrub has read and found.
+    /// The records of scrub and repair.
     Scrub,
 }
 
@@ -46,7 +46,7 @@ impl ObjectKind {
         Self::Scrub,
     ];
 
-    /// The folder of the kind; for [`ObjectKind::Config`], which has none, the name of its one object.
+    /// The folder of the kind; for [`ObjectKind::Config`], which has no folder, the name of its only object.
     pub const fn folder(self) -> &'static str {
         match self {
             Self::Config => "config",
@@ -70,34 +70,35 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// The name of an object: its kind, and a name inside the kind that every store can keep.
+/// The name of an object: its kind, and a name within the kind that every store supports.
 ///
-/// A name has 1 to 80 characters out of `a-z`, `0-9`, `.` and `-`, and neither starts nor ends with a dot: the same name on a
-/// file system that ignores case, in a URL and in a shell. A pack's name starts with two hexadecimal digits, by which stores spread
-/// packs over folders. The only object of the kind [`ObjectKind::Config`] is called `config`.
+/// A name has 1 to 80 characters out of `a-z`, `0-9`, `.` and `-`, and neither starts nor ends with a dot: so it is
+/// valid on a file system that ignores case, in a URL and in a shell. A pack's name starts with two hexadecimal digits,
+/// by which stores distribute packs over folders. The only object of the kind [`ObjectKind::Config`] is called
+/// `config`.
 ///
-/// It is written as a path: `packs/3f/3fa9...`, `snapshots/17`, `config`.
+/// Its text form is a path: `packs/3f/3fa9...`, `snapshots/17`, `config`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectName {
     kind: ObjectKind,
     name: Box<str>,
 }
 
-/// A text that is no name of an object.
+/// The text is not a valid object name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is no name of an object: {reason}")]
 pub struct BadName {
     /// The text.
     pub text: String,
-    /// What is wrong with it.
+    /// The problem.
     pub reason: &'static str,
 }
 
 impl ObjectName {
-    /// Longest name inside a kind, in characters.
+    /// Maximum length of a name within a kind, in characters.
     pub const LENGTH_MAX: usize = 80;
 
-    /// The object `name` of `kind`; [`BadName`] when that is no name.
+    /// The object `name` of `kind`; [`BadName`] if the name is invalid.
     pub fn new(kind: ObjectKind, name: &str) -> Result<Self, BadName> {
         match flaw(kind, name.as_bytes()) {
             None => Ok(Self {
@@ -124,12 +125,12 @@ impl ObjectName {
         self.kind
     }
 
-    /// Its name inside the kind.
+    /// Its name within the kind.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The folder inside the kind's folder, for the kind that has them.
+    /// The subfolder within the kind's folder, if the kind has them.
     pub(super) fn fan_out(&self) -> Option<&str> {
         match self.kind {
             ObjectKind::Pack => Some(&self.name[..2]),
@@ -138,7 +139,7 @@ impl ObjectName {
     }
 }
 
-/// What keeps `name` from being a name of `kind`.
+/// Why `name` is not a valid name of `kind`.
 fn flaw(kind: ObjectKind, name: &[u8]) -> Option<&'static str> {
     let allowed = |byte: &u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'.' | b'-');
     if name.is_empty() {
@@ -158,7 +159,7 @@ fn flaw(kind: ObjectKind, name: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// Whether `folder` is the name of a folder inside the folder of packs.
+/// Whether `folder` is the name of a subfolder within the folder of packs.
 pub(super) fn is_fan_out(folder: &[u8]) -> bool {
     folder.len() == 2 && folder.iter().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
@@ -176,7 +177,7 @@ impl fmt::Display for ObjectName {
 impl FromStr for ObjectName {
     type Err = BadName;
 
-    /// Parses what `Display` writes.
+    /// Parses the output of `Display`.
     fn from_str(path: &str) -> Result<Self, BadName> {
         let bad = |reason| BadName {
             text: path.to_owned(),

@@ -8,11 +8,12 @@ use crate::writers::lease::{
     LEASE_BYTES_MAX, Lease, Work, WriterRecord, forget_writer, is_dead, readable_writers, writer_name,
 };
 
-/// Keeps gc from deleting what it has not begun to delete, as a backup at work does, until it is dropped.
+/// Prevents gc from deleting anything that it has not begun to delete, like an active backup, until it is
+/// dropped.
 pub struct GcPause<'a>(Option<Lease<'a>>);
 
 impl Repository {
-    /// Announces a reader, so that what is removed meanwhile stays readable.
+    /// Announces a reader, so that data that is removed meanwhile stays readable.
     pub fn pause_gc(&self) -> Result<GcPause<'_>> {
         Lease::take(&self.vault, Work::Backup, None).map(|lease| GcPause(Some(lease)))
     }
@@ -42,7 +43,7 @@ impl Repository {
             let Some(other) = others.into_iter().find(|other| other.writer == record.writer) else {
                 match errors.into_iter().next() {
                     Some(error) => return Err(error),
-                    // It ended while we looked.
+                    // It ended meanwhile.
                     None => continue,
                 }
             };
@@ -60,7 +61,7 @@ impl Repository {
         })
     }
 
-    /// Equal for all processes that claim the same here; the name in the store reveals nothing.
+    /// The same for all processes with the same claim in this repository; the object name does not reveal it.
     fn claim_id(&self, what: &str) -> WriterId {
         let mut text = self.config().id.to_string().into_bytes();
         text.extend_from_slice(what.as_bytes());
@@ -70,8 +71,8 @@ impl Repository {
 }
 
 impl GcPause<'_> {
-    /// Says that the reader is still at work, if it has not for a while. One that was taken for dead goes on as a reader that
-    /// keeps nothing from being deleted.
+    /// Puts a heartbeat of the reader, if the last one is old enough. A reader that was considered dead continues, but
+    /// no longer prevents deletions.
     pub fn renew(&self) {
         if let Some(lease) = &self.0 {
             lease.renew().ok();
@@ -80,14 +81,15 @@ impl GcPause<'_> {
 }
 
 impl Claim<'_> {
-    /// Says that the work goes on, if that was not said for a while.
+    /// Puts a heartbeat, if the last one is old enough.
     pub fn renew(&self) {
         if let Some(lease) = &self.0 {
             lease.renew().ok();
         }
     }
 
-    /// Whether the announcement is still there, and ours: one that was taken for dead holds nothing any more.
+    /// Whether the announcement still exists and is this process's own: a claim that was considered dead is
+    /// void.
     pub fn holds(&self) -> Result<bool> {
         let Some(lease) = &self.0 else { return Ok(false) };
         let name = writer_name(lease.record.writer);
@@ -116,7 +118,7 @@ impl Drop for Claim<'_> {
 
 impl Drop for GcPause<'_> {
     fn drop(&mut self) {
-        // Where it stays, the next gc after this process has ended takes it away.
+        // If it remains, the next gc after the end of this process removes it.
         if let Some(lease) = self.0.take() {
             lease.release().ok();
         }

@@ -1,4 +1,4 @@
-//! Emergency space: frees room on a full store, because gc has to write a little before it can delete much.
+//! Emergency space: frees space on a full store, because gc has to write a little before it can delete much.
 //!
 //! Only objects that can be rebuilt are deleted: records of scrubs, and segments of the index, which the next backup
 //! rebuilds from the directories of the packs. Nothing that a snapshot needs is touched.
@@ -9,10 +9,10 @@ use crate::repository::damage_records::damaged_pack;
 use crate::store::{ObjectKind, StoreError};
 use crate::vault::Vault;
 
-/// What gc writes before it deletes the first pack, and more.
+/// More than gc writes before it deletes the first pack.
 const ROOM_BYTES: u64 = 1 << 20;
 
-/// Does `put`; if the store is full, makes room and does it again.
+/// Calls `put`; if the store is full, frees space and calls it again.
 pub(crate) fn with_room<T>(vault: &Vault, put: impl Fn() -> Result<T>) -> Result<T> {
     match put() {
         Err(Error::Store(StoreError::NoSpace { .. })) => {
@@ -23,12 +23,12 @@ pub(crate) fn with_room<T>(vault: &Vault, put: impl Fn() -> Result<T>) -> Result
     }
 }
 
-/// Deletes what can be made again, the smallest first, until a mebibyte is free or nothing is left.
+/// Deletes objects that can be rebuilt, the smallest first, until a mebibyte is free or none is left.
 fn make_room(vault: &Vault) -> Result<()> {
     let mut spare = Vec::new();
     for kind in [ObjectKind::Scrub, ObjectKind::Index] {
         vault.store.list(kind, &mut |name, length| {
-            // Damage records are all that is known of what is lost.
+            // Damage records are the only information about lost data.
             if damaged_pack(&name).is_none() && !is_accepted_record(&name) {
                 spare.push((length, name));
             }

@@ -24,15 +24,15 @@ use crate::writers::lease::{Work, WriterRecord};
 
 const FORGOTTEN_BYTES_MAX: u64 = 64 << 10;
 
-/// What is kept of a snapshot that was removed, until gc has given its space back.
+/// The record of a removed snapshot, kept until gc has freed its space.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct ForgottenRecord {
     pub(crate) snapshot: SnapshotId,
-    /// The pack that carries a copy of its manifest; none when the manifest could not be read.
+    /// The pack with a copy of its manifest; `None` if the manifest was unreadable.
     pub(crate) copy: Option<PackId>,
-    /// When it was removed.
+    /// The time of the removal.
     pub(crate) time_ms: i64,
-    /// Why.
+    /// The reason.
     pub(crate) reason: String,
 }
 
@@ -50,7 +50,7 @@ fn hold_name(snapshot: SnapshotId, holder: u32) -> ObjectName {
     ObjectName::new(ObjectKind::Protected, &name).expect("hex digits are a name")
 }
 
-/// The snapshot that an object of this name protects; none where it protects nothing.
+/// The snapshot that an object with this name protects; `None` if it is not a protection.
 pub(crate) fn protected_by(name: &ObjectName) -> Option<SnapshotId> {
     let (snapshot, holder) = match name.name().split_once('-') {
         Some((snapshot, holder)) => (snapshot, Some(holder)),
@@ -124,10 +124,11 @@ impl Repository {
     /// already removed.
     ///
     /// A snapshot with an unreadable manifest can be removed as well, and one whose manifest is missing, as long as a
-    /// pack has the copy that repair would restore it from. Neither is among [`snapshots`](Self::snapshots), so no rule
-    /// and no pattern removes a snapshot unseen: only its identity does.
+    /// pack has the copy that repair would restore it from. Neither is returned by [`snapshots`](Self::snapshots), so
+    /// no rule and no pattern removes such a snapshot: only its id does.
     pub fn forget(&self, snapshot: SnapshotId, reason: &str) -> Result<()> {
-        // Removal and protection both announce first and look for the other second: at least one sees the other.
+        // Removal and protection both announce first and check for the other second: at least one sees the
+        // other.
         let intent = WriterRecord::new(&self.vault, Work::Forget, Some(snapshot))?;
         let name = intent_name(snapshot, intent.writer);
         let bytes = serde_json::to_vec(&intent).expect("a record is made of strings and numbers");
@@ -171,27 +172,28 @@ impl Repository {
             reason: reason.to_owned(),
         };
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
-        // From here on it is forgotten: gc ends what we may not.
+        // From here on it is forgotten: gc completes the removal if this process cannot.
         let name = forgotten_name(snapshot);
         let put = with_room(&self.vault, || self.vault.put_sealed(&name, &bytes))?;
         if let Err(error) = self.check_announced(snapshot, intent)
             && self.is_protected_before_record(snapshot)?
         {
-            // The announcement was taken for that of a dead process, and a protection counts on that.
+            // Gc considered this process dead and removed the announcement, and a protection may rely on
+            // that.
             if put == Put::Created {
                 self.vault.store.delete(&name)?;
             }
             if exists(&self.vault, &snapshot_name(snapshot))? {
                 return Err(error);
             }
-            // gc has ended what we began.
+            // Gc has completed the removal.
             self.vault.put_sealed(&name, &bytes)?;
             return Ok(());
         }
         Ok(self.vault.store.delete(&snapshot_name(snapshot))?)
     }
 
-    /// An error when the announcement is gone because we were taken for dead.
+    /// An error if the announcement was removed because this process was considered dead.
     fn check_announced(&self, snapshot: SnapshotId, intent: &ObjectName) -> Result<()> {
         match self.vault.store.length(intent) {
             Ok(_) => Ok(()),
@@ -203,13 +205,13 @@ impl Repository {
         }
     }
 
-    /// Whether a snapshot has a protection that may have been put before the record that it was forgotten.
+    /// Whether a snapshot has a protection that may have been put before its removal record.
     ///
-    /// Only such a protection can have succeeded, because a later one sees the record. Each process that decides about the
-    /// snapshot decides alike, by the clock of the store; where it has none, the protection counts.
+    /// Only such a protection can have succeeded, because a later one sees the record. All processes decide in the same
+    /// way, by the clock of the store; without such a clock, the protection takes precedence.
     fn is_protected_before_record(&self, snapshot: SnapshotId) -> Result<bool> {
         let store = &self.vault.store;
-        // Listed first: what passes in between makes protections older.
+        // Listed first: the time that passes in between makes protections appear older.
         let mut record_age = None;
         store.ages(ObjectKind::Forgotten, &mut |name, age| {
             if name == forgotten_name(snapshot) {
@@ -236,12 +238,12 @@ impl Repository {
         self.protect_by(&hold_name(snapshot, holder), snapshot)
     }
 
-    /// He does not need it any more.
+    /// Releases the hold of this holder.
     pub fn release(&self, snapshot: SnapshotId, holder: u32) -> Result<()> {
         Ok(self.vault.store.delete(&hold_name(snapshot, holder))?)
     }
 
-    /// Ends all temporary protections.
+    /// Releases all temporary protections.
     pub fn release_all(&self, snapshot: SnapshotId) -> Result<()> {
         for name in self.vault.names(ObjectKind::Protected)? {
             if protected_by(&name) == Some(snapshot) && name != protected_name(snapshot) {
@@ -251,7 +253,7 @@ impl Repository {
         Ok(())
     }
 
-    /// How many need a snapshot for a while.
+    /// The number of temporary holders of a snapshot.
     pub fn holder_count(&self, snapshot: SnapshotId) -> Result<usize> {
         let names = self.vault.names(ObjectKind::Protected)?;
         let holds = names.iter().filter(|name| protected_by(name) == Some(snapshot));
@@ -261,14 +263,16 @@ impl Repository {
     fn protect_by(&self, name: &ObjectName, snapshot: SnapshotId) -> Result<()> {
         self.snapshot(snapshot)?;
         self.vault.put_sealed(name, b"{}")?;
-        // The protection stays also where it came too late: another may rely on it, and gc deletes one of nothing.
+        // The protection remains even if it came too late: another process may rely on it, and gc deletes
+        // protections without a snapshot.
         let mut rival = None;
         for (intent, record) in intents(&self.vault)? {
             if record.snapshot != Some(snapshot) {
                 continue;
             }
             if lease::is_dead(&self.vault, &record) {
-                // If it sleeps and wakes, it misses its announcement and gives up.
+                // If its process resumes after a suspension, it detects the missing announcement and gives
+                // up.
                 self.vault.store.delete(&intent)?;
             } else {
                 rival = Some(record);
@@ -291,7 +295,7 @@ impl Repository {
         Ok(self.vault.store.delete(&protected_name(snapshot))?)
     }
 
-    /// The snapshots that are kept from being removed.
+    /// The protected snapshots.
     pub fn protected(&self) -> Result<HashSet<SnapshotId>> {
         let names = self.vault.names(ObjectKind::Protected)?;
         Ok(names.iter().filter_map(protected_by).collect())
@@ -299,10 +303,10 @@ impl Repository {
 }
 
 impl Repository {
-    /// Ends what a forget that died had begun.
+    /// Completes removals of processes that died.
     ///
-    /// A protection that was put before the record may have succeeded: then the forget takes its record back, and gc does where it
-    /// has not for a month.
+    /// A protection that was put before the record may have succeeded: then the forget deletes its record again, or gc
+    /// does after a month.
     pub(crate) fn finish_forgetting(&self) -> Result<()> {
         let old = lease::old_objects(&self.vault, ObjectKind::Forgotten)?;
         for record in forgotten(&self.vault)? {
@@ -315,7 +319,8 @@ impl Repository {
                     continue;
                 }
                 self.vault.store.delete(&name)?;
-                // Its forget may have taken the record back meanwhile, and without one the snapshot would count as lost.
+                // The forget may have deleted the record meanwhile, and without a record the snapshot would count as
+                // lost.
                 let kept = forgotten_name(record.snapshot);
                 if !exists(&self.vault, &kept)? {
                     let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");

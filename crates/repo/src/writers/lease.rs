@@ -1,12 +1,12 @@
 //! Leases of writers.
 //!
 //! Every process that writes or deletes puts an object under `writers/` first and deletes it last, so that gc knows
-//! whose packs are not referred to *yet*. The object names the writer and the snapshot that it is going to commit, so
-//! that a writer considered dead can be prevented from ever committing: a mark takes the place of its snapshot.
+//! whose packs are not referenced *yet*. The object names the writer and the snapshot that it is going to commit, so
+//! that a writer considered dead can be prevented from ever committing: a mark is put in place of its snapshot.
 //! `docs/locking.md` has the full argument.
 //!
 //! An active writer puts a new object `writers/<writer>.<number>` every half hour, a *heartbeat*. The age of the last
-//! one, by the clock of the store, is how long the writer has been silent. Clocks of hosts do not count.
+//! one, by the clock of the store, is how long the writer has been silent. Clocks of hosts are not used.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -23,33 +23,35 @@ use crate::vault::Vault;
 
 pub(crate) const LEASE_BYTES_MAX: u64 = 64 << 10;
 
-/// A writer that cannot be seen from here is taken for dead when it was silent for longer: a week.
+/// A writer whose process is not visible is considered dead after this silence: a week.
 const SILENT_AGE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The same of a writer of an earlier release, which is always silent: a month.
+/// The same for a writer of an earlier release, which puts no heartbeats: a month.
 const UNRENEWED_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// The mark that keeps a writer from committing stays for a month after it was put, however long the writer was silent before: it may wake and
-/// commit. That a process is gone is certain only as far as a host can be believed; a host that was copied while it ran, say, is two.
+/// The mark that prevents a writer from committing is kept for a month after it was put, however long the writer was
+/// silent before: it may resume and try to commit. A process is known to have ended only if its host can be trusted; a
+/// host that was cloned while it ran, for example, exists twice.
 const MARK_AGE: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// How often a writer says that it is at work: each half an hour, by its own clock.
+/// Interval of heartbeats: half an hour, by the writer's clock.
 const HEARTBEAT_MS: u64 = 30 * 60 * 1000;
 
-/// So many beats of a writer are there at once: a list that is made while one comes and one goes always has another.
+/// Number of heartbeats of a writer that exist at a time: a listing that is made while one is added and one is
+/// deleted always contains another.
 const HEARTBEAT_COUNT: u64 = 2;
 
-/// What a writer does.
+/// The kind of work of a writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Work {
-    /// It makes a snapshot.
+    /// It creates a snapshot.
     Backup,
-    /// It gives back space; only one does at a time.
+    /// It frees space; only one runs at a time.
     Gc,
     /// A repair; only one runs at a time.
     Repair,
-    /// It removes a snapshot. This needs no lease: it is announced where snapshots are protected.
+    /// It removes a snapshot. This needs no lease: it is announced among the protections.
     Forget,
 }
 
@@ -81,16 +83,16 @@ pub(crate) struct WriterRecord {
     pub(crate) snapshot: Option<SnapshotId>,
     pub(crate) process: ProcessIdentity,
     pub(crate) time_ms: i64,
-    /// Whether it puts beats. Earlier releases do not.
+    /// Whether it puts heartbeats. Earlier releases do not.
     #[serde(default)]
     renews: bool,
-    /// How long it was silent when it was read, by the clock of the store, where that is known.
+    /// How long it had been silent when it was read, by the clock of the store, if known.
     #[serde(skip)]
     silent: Option<Duration>,
 }
 
 impl WriterRecord {
-    /// A record of this process, under a new identity.
+    /// A record of this process, with a new id.
     pub(crate) fn new(vault: &Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
         Ok(Self {
             writer: WriterId::from_bytes(vault.environment.draw()?),
@@ -103,12 +105,12 @@ impl WriterRecord {
         })
     }
 
-    /// Whether its work is such that only one does at a time.
+    /// Whether only one writer at a time may do its work.
     pub(crate) fn is_exclusive(&self) -> bool {
         self.work.is_exclusive()
     }
 
-    /// The record as it was put so long ago.
+    /// Sets how long the writer has been silent.
     pub(crate) fn silent_for(mut self, silent: Option<Duration>) -> Self {
         self.silent = silent;
         self
@@ -133,7 +135,7 @@ fn heartbeat_name(writer: WriterId, number: u64) -> ObjectName {
     ObjectName::new(ObjectKind::Writer, &format!("{writer}.{number:016x}")).expect("hex digits and a dot are a name")
 }
 
-/// The writer that an object is a beat of.
+/// The writer of a heartbeat object.
 pub(crate) fn heartbeat_writer(name: &ObjectName) -> Option<WriterId> {
     let (writer, number) = name.name().split_once('.')?;
     let writer: WriterId = writer.parse().ok()?;
@@ -141,13 +143,14 @@ pub(crate) fn heartbeat_writer(name: &ObjectName) -> Option<WriterId> {
     (heartbeat_name(writer, number) == *name).then_some(writer)
 }
 
-/// A writer's object, while it works.
+/// The announcement of an active writer.
 ///
-/// Dropped without [`release`](Lease::release) it stays: the next gc finds that its process is gone.
+/// If it is dropped without [`release`](Lease::release), the object remains, and the next gc finds that its
+/// process has ended.
 pub(crate) struct Lease<'a> {
     pub(crate) vault: &'a Vault,
     pub(crate) record: WriterRecord,
-    /// When the last beat was put, by our own clock.
+    /// The time of the last heartbeat, by the clock of this host.
     heartbeat_ms: AtomicI64,
     heartbeat_count: AtomicU64,
 }
@@ -162,7 +165,8 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Announces a writer. [`Error::Locked`] if its work is exclusive and another process does such work.
+    /// Announces a writer. [`Error::Locked`] if its work is exclusive and another process does exclusive
+    /// work.
     pub(crate) fn take(vault: &'a Vault, work: Work, snapshot: Option<SnapshotId>) -> Result<Self> {
         let record = WriterRecord::new(vault, work, snapshot)?;
         let bytes = serde_json::to_vec(&record).expect("a record is made of strings and numbers");
@@ -178,7 +182,7 @@ impl<'a> Lease<'a> {
                 })
             }
             Err(error) => {
-                // A put that failed may have happened.
+                // A put that failed may have taken effect.
                 drop(lease.release());
                 Err(error)
             }
@@ -190,9 +194,11 @@ impl<'a> Lease<'a> {
         if !self.record.work.is_exclusive() {
             return Ok(None);
         }
-        // All announce first and look second, so of two that start at once at least one sees the other.
+        // All announce first and check second, so of two that start at the same time at least one sees the
+        // other.
         let (others, errors) = readable_writers(self.vault)?;
-        // What cannot be read may be a rival. Repair has to go on, because it is what clears it away.
+        // An unreadable announcement may be that of a rival. Repair must continue, because it removes such
+        // objects.
         if let Some(error) = errors.into_iter().next().filter(|_| self.record.work != Work::Repair) {
             return Err(error);
         }
@@ -202,7 +208,8 @@ impl<'a> Lease<'a> {
     }
 
     /// Whether the announcement still exists. Repair removes a damaged one; gc removes that of a writer considered
-    /// dead, at the latest with the mark in place of its snapshot; then nothing it refers to is spared any more.
+    /// dead, at the latest with the mark in place of its snapshot; after that, gc no longer spares what the writer
+    /// refers to.
     pub(crate) fn is_announced(&self) -> Result<bool> {
         match self.vault.store.length(&writer_name(self.record.writer)) {
             Ok(_) => Ok(true),
@@ -211,7 +218,8 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// An error when the announcement is gone: the writer was taken for dead, and may delete and commit nothing any more.
+    /// An error if the announcement is gone: the writer was considered dead, and must not delete or commit anything any
+    /// more.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_announced()? {
             return Ok(());
@@ -221,9 +229,9 @@ impl<'a> Lease<'a> {
         })
     }
 
-    /// Says that the writer is at work, if it has not said so for a while. To be called as often as work goes on.
+    /// Puts a heartbeat, if the last one is old enough. To be called as often as work progresses.
     ///
-    /// A beat that cannot be put is put later. [`Error::Revoked`] when the writer was taken for dead meanwhile.
+    /// A failed heartbeat is retried later. [`Error::Revoked`] if the writer was considered dead meanwhile.
     pub(crate) fn renew(&self) -> Result<()> {
         let now_ms = (self.vault.environment.now_ms)();
         if now_ms.abs_diff(self.heartbeat_ms.load(Ordering::Relaxed)) < HEARTBEAT_MS {
@@ -248,34 +256,35 @@ impl<'a> Lease<'a> {
         {
             self.heartbeat_count.store(number + 1, Ordering::Relaxed);
             if let Some(old) = number.checked_sub(HEARTBEAT_COUNT) {
-                // What stays goes with the announcement.
+                // Remaining heartbeats are deleted with the announcement.
                 self.vault.store.delete(&heartbeat_name(self.record.writer, old)).ok();
             }
         }
         Ok(())
     }
 
-    /// Ends the work.
+    /// Ends the lease.
     ///
-    /// Gc waits for a writer whose object stays for as long as its process lives, so this tries twice.
+    /// Gc waits for a writer whose object exists as long as its process lives, so the deletion is tried
+    /// twice.
     pub(crate) fn release(self) -> Result<()> {
         let (store, name) = (&self.vault.store, writer_name(self.record.writer));
         let count = self.heartbeat_count.load(Ordering::Relaxed);
         for number in count.saturating_sub(HEARTBEAT_COUNT)..count {
-            // One that stays is cleared away by gc.
+            // Gc removes a remaining one.
             store.delete(&heartbeat_name(self.record.writer, number)).ok();
         }
         Ok(store.delete(&name).or_else(|_| store.delete(&name))?)
     }
 }
 
-/// All writers that announced themselves and have not ended; one that cannot be read is an error.
+/// All announced writers that have not ended; an unreadable announcement is an error.
 pub(crate) fn writers(vault: &Vault) -> Result<Vec<WriterRecord>> {
     let (records, errors) = readable_writers(vault)?;
     errors.into_iter().next().map_or(Ok(records), Err)
 }
 
-/// All writers that can be read, with how long they have been silent; and the errors of those that cannot.
+/// All writers with readable announcements, and how long they have been silent; and the errors of the others.
 pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<Error>)> {
     let (mut names, mut beats) = (Vec::new(), HashMap::<WriterId, Duration>::new());
     vault.store.ages(ObjectKind::Writer, &mut |name, age| {
@@ -302,7 +311,7 @@ pub(crate) fn readable_writers(vault: &Vault) -> Result<(Vec<WriterRecord>, Vec<
                 let silent = age.map(|age| beat.map_or(age, |beat| beat.min(age)));
                 records.push(record.silent_for(silent));
             }
-            // It ended while we looked.
+            // It ended meanwhile.
             Err(Error::Store(StoreError::NotFound { .. })) => {}
             Err(error) if error.is_about_one_object() || error.is_unreadable() => errors.push(error),
             Err(error) => return Err(error),
@@ -326,7 +335,7 @@ pub(crate) fn is_another_writer_active(vault: &Vault) -> Result<bool> {
     Ok(!errors.is_empty() || others.any(|record| !is_dead(vault, record)))
 }
 
-/// Whether a writer has certainly stopped, or cannot be seen and was silent for so long that it is taken for dead.
+/// Whether a writer has certainly ended, or is not visible and was silent for so long that it is considered dead.
 pub(crate) fn is_dead(vault: &Vault, record: &WriterRecord) -> bool {
     let limit = if record.renews { SILENT_AGE } else { UNRENEWED_AGE };
     match vault.environment.processes.liveness(&record.process) {
@@ -336,13 +345,13 @@ pub(crate) fn is_dead(vault: &Vault, record: &WriterRecord) -> bool {
     }
 }
 
-/// Whether a writer has stopped, beyond doubt.
+/// Whether a writer has certainly ended.
 pub(crate) fn is_certainly_dead(vault: &Vault, record: &WriterRecord) -> bool {
     vault.environment.processes.liveness(&record.process) == Liveness::Dead
 }
 
-/// Snapshots whose objects of this kind were put more than a month ago: the process that put one is gone by now. In the place of a
-/// snapshot, the object may be a mark.
+/// Snapshots whose objects of this kind were put more than a month ago: their processes have ended by now. The object
+/// in place of a snapshot may be a mark.
 pub(crate) fn old_objects(vault: &Vault, kind: ObjectKind) -> Result<HashSet<SnapshotId>> {
     let mut old = HashSet::new();
     vault.store.ages(kind, &mut |name, age| {
@@ -354,7 +363,7 @@ pub(crate) fn old_objects(vault: &Vault, kind: ObjectKind) -> Result<HashSet<Sna
     Ok(old)
 }
 
-/// Whether the place of the snapshot that a writer was going to commit is taken by a mark.
+/// Whether a mark is in place of the snapshot that a writer was going to commit.
 pub(crate) fn is_revoked(vault: &Vault, record: &WriterRecord) -> Result<bool> {
     let Some(snapshot) = record.snapshot else {
         return Ok(false);
@@ -376,13 +385,13 @@ pub(crate) fn revoke(vault: &Vault, record: &WriterRecord) -> Result<Put> {
     }
 }
 
-/// Forgets a writer that was revoked, or has committed.
+/// Removes the records of a writer that was revoked, or has committed.
 pub(crate) fn forget_writer(vault: &Vault, record: &WriterRecord) -> Result<()> {
     vault.store.delete(&writer_name(record.writer))?;
     delete_heartbeats(vault, |writer| Ok(writer == record.writer))
 }
 
-/// Deletes the beats of writers that have no announcement.
+/// Deletes the heartbeats of writers without an announcement.
 pub(crate) fn delete_orphaned_heartbeats(vault: &Vault) -> Result<()> {
     delete_heartbeats(vault, |writer| {
         let name = writer_name(writer);

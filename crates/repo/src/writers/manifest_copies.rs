@@ -17,24 +17,25 @@ use crate::vault::{Vault, exists};
 use crate::writers::forget::forgotten_name;
 use crate::writers::lease::writer_name;
 
-/// Copies of manifests, by the snapshot that they are of.
+/// Copies of manifests by snapshot.
 #[derive(Default, Clone)]
 pub(crate) struct ManifestCopies {
     found: BTreeMap<SnapshotId, (PackId, WriterId)>,
 }
 
 impl ManifestCopies {
-    /// Takes in the copy that a pack carries, if it carries one.
+    /// Adds the copy in a pack, if it has one.
     pub(crate) fn add(&mut self, pack: PackId, directory: &Directory) {
         if let Some(id) = copied_snapshot(&directory.attachment) {
             self.found.insert(id, (pack, directory.writer));
         }
     }
 
-    /// The snapshots that were lost, each with the pack that has the copy.
+    /// The lost snapshots, each with the pack that has the copy.
     ///
-    /// Looks in an order in which a backup that is on its way, or a removal, is never taken for a loss: a writer that has ended
-    /// had committed before, a snapshot is recorded as removed before it goes, and the record stays until the pack is gone.
+    /// Checks in an order in which a running backup or a removal is never reported as a loss: a writer that has ended
+    /// had committed before, a removal is recorded before the snapshot is deleted, and the record is kept until the
+    /// pack is deleted.
     pub(crate) fn lost(&self, vault: &Vault) -> Result<Vec<(SnapshotId, PackId)>> {
         let mut lost = Vec::new();
         for (snapshot, (pack, writer)) in &self.found {
@@ -56,7 +57,7 @@ impl ManifestCopies {
 }
 
 impl Repository {
-    /// The copies of manifests in all packs whose directory can be read; reads all of these directories.
+    /// The copies of manifests in all packs with readable directories; reads all of these directories.
     pub(crate) fn copies(&self) -> Result<ManifestCopies> {
         let mut copies = ManifestCopies::default();
         for pack in self.vault.pack_ids()? {
@@ -70,7 +71,7 @@ impl Repository {
     }
 }
 
-/// The manifest that a directory carries a copy of.
+/// The manifest of which a directory contains a copy.
 pub(crate) fn copied_manifest(directory: &Directory) -> Option<Manifest> {
     let id = copied_snapshot(&directory.attachment)?;
     match decode_snapshot(&directory.attachment, id) {

@@ -1,11 +1,11 @@
-//! Puts relocations so that a host that was suspended in the middle does no harm with them.
+//! Writes relocations so that a writer that is suspended in between does no harm.
 //!
-//! A relocation leads to packs that nothing else refers to yet. Its writer may be suspended for a month just before
-//! putting it, and be considered dead; the packs would be deleted, and the relocation would be dangling. Relocations
-//! are therefore announced:
+//! A relocation leads to packs that have no other references yet. Its writer may be suspended for a month just
+//! before putting it, and be considered dead; the packs would be deleted, and the relocation would be dangling.
+//! Relocations are therefore announced:
 //!
 //! 1. The writer puts `condemned/<writer>.move-<number>`, with everything that it is going to put under `relocations/`.
-//! 2. It checks that it is still announced itself. If not, it gives up.
+//! 2. It checks that its own announcement still exists. If not, it gives up.
 //! 3. It checks that the packs that the relocations lead to exist. If not, it gives up.
 //! 4. It puts the relocations, under names derived from the number, and deletes the announcement.
 //!
@@ -37,7 +37,7 @@ use crate::writers::lease::{Lease, WriterRecord};
 const FORMAT_VERSION: u8 = 1;
 const SUFFIX_START: &str = "move-";
 
-/// By old pack, where its bytes go.
+/// The new locations of bytes, by old pack.
 pub(crate) type Moves = BTreeMap<PackId, RelocationTable>;
 
 fn move_name(writer: WriterId, number: u64) -> ObjectName {
@@ -88,9 +88,9 @@ fn targets(moves: &Moves) -> BTreeSet<PackId> {
 }
 
 impl Repository {
-    /// Says durably where bytes of packs are now. What `moves` lead to must be durable.
+    /// Records durably where bytes of packs were moved. The destinations of `moves` must be durable.
     ///
-    /// [`Error::Revoked`] when the writer was taken for dead; [`Error::MissingPack`] when a pack that bytes went to is gone.
+    /// [`Error::Revoked`] if the writer was considered dead; [`Error::MissingPack`] if a destination pack is gone.
     pub(crate) fn commit_moves(&self, lease: &Lease<'_>, mut moves: Moves) -> Result<()> {
         moves.retain(|_, table| !table.is_empty());
         if moves.is_empty() {
@@ -119,10 +119,10 @@ impl Repository {
         Ok(())
     }
 
-    /// Carries out, or drops, the moves that writers had announced that are not at work any more.
+    /// Executes or drops the announced moves of writers that are no longer active.
     ///
-    /// `dead` are writers that were announced when this run began, and were taken for dead by it. Moves of others are of writers
-    /// that gave up; what those lead to may be about to be deleted, and then they are dropped.
+    /// `dead` are writers that were announced when this run began, and that it considered dead. Other moves belong to
+    /// writers that gave up; their destinations may be about to be deleted, and then they are dropped.
     pub(crate) fn settle_moves(&self, own: WriterId, dead: &[WriterRecord]) -> Result<()> {
         let names = self.vault.names(ObjectKind::Condemned)?;
         if !names.iter().any(|name| move_of(name).is_some()) {
@@ -193,7 +193,8 @@ pub(crate) fn missing_replicas(vault: &Vault) -> Result<Vec<ObjectName>> {
 }
 
 impl Repository {
-    /// Says durably, and twice, where bytes of `pack` are now. Part of [`commit_moves`](Self::commit_moves).
+    /// Records durably, in two replicas, where bytes of `pack` are now. Part of
+    /// [`commit_moves`](Self::commit_moves).
     pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
         let id = RelocationId { pack, number };
         for twin in Replica::BOTH {
@@ -202,11 +203,11 @@ impl Repository {
         Ok(())
     }
 
-    /// Writes one object of a relocation again from the other one.
+    /// Rewrites one replica of a relocation from the other.
     pub(crate) fn restore_replica(&self, id: &RelocationId, twin: Replica) -> Result<()> {
         let table = read_replica(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
         let name = id.name(twin);
-        // If we die between the two, it is found missing and written the next time.
+        // After a crash between the two, the missing replica is found and written by the next run.
         self.vault.store.delete(&name)?;
         self.vault.put_sealed(&name, &table.encode())?;
         Ok(())

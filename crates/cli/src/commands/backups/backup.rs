@@ -1,6 +1,6 @@
-//! `holdfast backup`: disks of a machine become a snapshot.
+//! `holdfast backup`: backs up the disks of a machine as a snapshot.
 //!
-//! Here are images and streams; machines that a hypervisor knows are in `machines.rs`.
+//! This file handles images and streams; `machines.rs` handles machines of hypervisors.
 
 mod hooks;
 mod limits;
@@ -92,7 +92,7 @@ pub(crate) struct BackupArgs {
 }
 
 impl BackupArgs {
-    /// Refuses to read a standard input that is closed.
+    /// Returns an error if a source is standard input and that is closed.
     fn check_input(&self) -> Result<(), Error> {
         let is_input = |source: &OsString| source == "-" || source.as_encoded_bytes().ends_with(b"=-");
         if self.sources.iter().any(is_input) {
@@ -101,12 +101,13 @@ impl BackupArgs {
         Ok(())
     }
 
-    /// What the user says of the snapshots that the name has.
+    /// The user's statement about existing snapshots of the same name.
     fn continuation(&self) -> Continuation {
         crate::args::Switch::continuation(self.same_machine)
     }
 
-    /// What a machine is listed under that its hypervisor calls `name`; `word` means it alone.
+    /// The name under which the machine that its hypervisor calls `name` is listed; `word` is the argument if
+    /// it names only this machine.
     fn listed(&self, name: &str, word: &str) -> Result<MachineName, Error> {
         match &self.machine {
             Some(listed) => Ok(listed.clone()),
@@ -178,7 +179,7 @@ impl Verb for BackupArgs {
     }
 }
 
-/// What `backup` answers.
+/// Report of `backup`.
 #[derive(Debug, Serialize)]
 struct ImagesBackedUp {
     snapshot: SnapshotDocument,

@@ -1,4 +1,4 @@
-//! `holdfast copy`: snapshots go to another repository, and what is where.
+//! `holdfast copy`: copies snapshots to another repository, or compares two repositories.
 
 mod done;
 mod status;
@@ -88,7 +88,6 @@ impl Verb for CopyArgs {
     }
 }
 
-/// Copies, or compares.
 fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     let wanted = ListRequest {
@@ -133,7 +132,7 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&CopyDone::new(&report, execution, to.describe(), context.zone()))
 }
 
-/// What the names mean; a disk cannot be copied alone.
+/// The snapshots of the names. A name of a single disk is an error.
 fn references(names: &[SnapshotName]) -> Result<Vec<holdfast_engine::SnapshotReference>, Error> {
     if let Some(SnapshotName { disk: Some(disk), .. }) = names.iter().find(|name| name.disk.is_some()) {
         return Err(Error::usage(
@@ -144,7 +143,7 @@ fn references(names: &[SnapshotName]) -> Result<Vec<holdfast_engine::SnapshotRef
     Ok(names.iter().map(|name| name.snapshot.clone()).collect())
 }
 
-/// Opens both repositories, which must be two.
+/// Opens both repositories. They must be different.
 fn open_both(args: &CopyArgs, context: &Context) -> Result<(Repository, Repository), Error> {
     let location = context.location()?;
     let other = context.other_location(args.to.as_deref())?;

@@ -47,7 +47,7 @@ impl Verb for DiffArgs {
     }
 }
 
-/// What `diff` answers.
+/// Report of `diff`.
 #[derive(Debug, Serialize)]
 struct Differences {
     old: String,
@@ -64,7 +64,7 @@ struct DiskDifferences {
     new_bytes: Option<u64>,
     changed_bytes: u64,
     range_count: u64,
-    /// Pairs of first byte and length; the first of them.
+    /// Pairs of first byte and length, limited to the first ones.
     ranges: Vec<[u64; 2]>,
 }
 
@@ -134,7 +134,6 @@ impl Report for Differences {
     }
 }
 
-/// Compares.
 fn run(args: &DiffArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let wants_ranges = args.ranges || context.output().format() == Format::Json;

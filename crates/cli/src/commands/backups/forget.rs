@@ -1,4 +1,4 @@
-//! `holdfast forget`, `protect` and `unprotect`: single snapshots, by hand.
+//! `holdfast forget`, `protect` and `unprotect`: act on single snapshots.
 
 use holdfast_engine::{Job, ProtectionChange, SnapshotName, SnapshotReference, change_protection, forget};
 use holdfast_repo::Manifest;
@@ -81,7 +81,7 @@ impl Verb for UnprotectArgs {
     }
 }
 
-/// What they answer.
+/// Report of all three verbs.
 #[derive(Debug, Serialize)]
 struct ForgetChanged {
     #[serde(skip)]
@@ -119,7 +119,7 @@ impl Report for ForgetChanged {
     }
 }
 
-/// The snapshots of the names, none of which may name a disk.
+/// The snapshots of the names. A name of a disk is an error.
 fn references(names: &[SnapshotName]) -> Result<Vec<SnapshotReference>, Error> {
     let reference = |name: &SnapshotName| match name.disk {
         None => Ok(name.snapshot.clone()),
@@ -141,7 +141,6 @@ fn changed(command: &'static str, verb: &'static str, dry_run: bool, manifests: 
     }
 }
 
-/// Removes snapshots.
 fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
     let execution = crate::args::Switch::execution(args.dry_run);
@@ -155,7 +154,6 @@ fn run_forget(args: &ForgetArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Protects snapshots.
 fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
     let execution = crate::args::Switch::execution(args.dry_run);
@@ -167,7 +165,6 @@ fn run_protect(args: &ProtectArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&changed("protect", verb, args.dry_run, &done))
 }
 
-/// Lets snapshots be removed again.
 fn run_unprotect(args: &UnprotectArgs, context: &Context) -> Result<Exit, Error> {
     let references = references(&args.snapshots)?;
     let change = if args.held {

@@ -1,4 +1,4 @@
-//! `holdfast list`: which snapshots there are.
+//! `holdfast list`: lists snapshots.
 
 use holdfast_engine::{ListReport, ListRequest, NOTE_CONSISTENCY, disk_count, list, time_of};
 use holdfast_policy::Glob;
@@ -42,7 +42,7 @@ impl Verb for ListArgs {
     }
 }
 
-/// What `list` answers.
+/// Report of `list`.
 #[derive(Debug, Serialize)]
 struct SnapshotsListed {
     snapshots: Vec<ListedSnapshot>,
@@ -50,12 +50,12 @@ struct SnapshotsListed {
     shared_names: Vec<SharedName>,
     /// Why other snapshots could not be read.
     damaged: Vec<String>,
-    /// Snapshots that are gone although they were not removed.
+    /// Snapshots that disappeared without having been removed by Holdfast.
     lost: Vec<String>,
     /// Each snapshot's row.
     #[serde(skip)]
     rows: Vec<[String; 9]>,
-    /// Whether only some were asked for.
+    /// Whether a filter was given.
     #[serde(skip)]
     is_filtered: bool,
 }
@@ -122,7 +122,6 @@ impl Report for SnapshotsListed {
     }
 }
 
-/// Lists snapshots.
 fn run(args: &ListArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let request = ListRequest {

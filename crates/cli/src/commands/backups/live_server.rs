@@ -1,4 +1,5 @@
-//! `holdfast live-server`: the process that gives a machine its disks while they are filled. `restore --live` starts it.
+//! `holdfast live-server`: the process that serves disks to a machine while they are filled. `restore --live` starts
+//! it.
 
 use std::fs::File;
 use std::io::{BufRead as _, Read as _, Write as _};
@@ -41,14 +42,13 @@ impl Verb for LiveServerArgs {
 }
 
 const READY: &str = "ready";
-/// To open the repository and connect to no server.
+/// Time limit for opening the repository, which connects to no server.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
-/// What the server has to say goes here, in the folder of the restore.
+/// Log file of the server, in the folder of the restore.
 const LOG: &str = "server.log";
 /// Bytes of the line with the key, at most.
 const LINE_BYTES_MAX: u64 = 1 << 10;
 
-/// Serves.
 fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
     // Interrupting the restore from a terminal, or killing its group, must not end the server.
     setsid().ok();
@@ -73,7 +73,7 @@ fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok)
 }
 
-/// Reports to the restore that clients can connect, and detaches from its terminal and its pipes.
+/// Reports to the restore that clients can connect, and detaches from its terminal and pipes.
 fn leave(args: &LiveServerArgs) -> Result<(), Error> {
     let path = args.folder.join(LOG);
     let log = || {
@@ -91,9 +91,9 @@ fn leave(args: &LiveServerArgs) -> Result<(), Error> {
     })
 }
 
-/// The first line of standard input: the paper key of the repository.
+/// Reads the paper key of the repository from the first line of standard input.
 ///
-/// The restore has derived the key from a password already, which is slow by intent; and it can have asked a person for it.
+/// The restore has already derived the key from the password, which is slow by design and may have required a prompt.
 fn received_key() -> Result<Password, Error> {
     let mut line = Zeroizing::new(String::new());
     let read = std::io::stdin().lock().take(LINE_BYTES_MAX).read_line(&mut line);
@@ -106,7 +106,8 @@ fn received_key() -> Result<Password, Error> {
     Ok(Password::from_line(bytes, "the restore")?)
 }
 
-/// Starts the server of a restore, which outlives us. The key of its repository goes through a pipe, and nowhere else.
+/// Starts the server process of a restore, which outlives this process. The key of the repository is passed through a
+/// pipe only.
 pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
     let failed = |reason: String| {
         JobError::from(InstantError::Server {

@@ -1,4 +1,4 @@
-//! `holdfast machines`: which machines there are, and what a backup would take of them.
+//! `holdfast machines`: lists machines, and the disks that a backup would read.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -58,7 +58,7 @@ impl Verb for MachinesArgs {
     }
 }
 
-/// What `machines` answers.
+/// Report of `machines`.
 #[derive(Debug, Serialize)]
 struct MachinesListed {
     machines: Vec<Listing>,
@@ -88,9 +88,9 @@ struct Disk {
     kind: &'static str,
     size_bytes: Option<u64>,
     format: Option<String>,
-    /// Its file or device, or words that tell where it is.
+    /// Its file or device, or a description of its location.
     source: Option<String>,
-    /// Why a backup would leave it out.
+    /// Why a backup would exclude it.
     left_out: Option<String>,
 }
 
@@ -100,7 +100,7 @@ struct Tpm {
     version: Option<&'static str>,
     /// The file with its state.
     state: Option<String>,
-    /// Why it is not known which one that is.
+    /// Why the path is unknown.
     unknown: Option<String>,
 }
 
@@ -119,7 +119,7 @@ impl From<holdfast_host::Tpm> for Tpm {
 }
 
 impl Listing {
-    /// `size_of` gives the size of a disk.
+    /// `size_of` returns the size of a disk.
     fn new(hypervisor: &'static str, size_of: &dyn Fn(&MachineDisk) -> Option<u64>, description: Description) -> Self {
         let decisions = description.decide(&DiskChoice::default());
         let disks = description.disks.iter().zip(decisions);
@@ -139,7 +139,7 @@ impl Listing {
         }
     }
 
-    /// What it has beside disks.
+    /// Its parts other than disks.
     fn parts(&self) -> String {
         let mut parts = Vec::new();
         if self.has_agent_channel {
@@ -252,7 +252,6 @@ impl Report for MachinesListed {
     }
 }
 
-/// Lists machines.
 fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     let Apart {
         of_virtualbox,
@@ -268,7 +267,7 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     };
     for chosen in chosen {
         let found = match hypervisors.find(&chosen) {
-            // It has ended while we looked.
+            // The machine ended meanwhile.
             Err(error) if args.machines.is_empty() && error.is_no_such_machine() => continue,
             other => other?,
         };

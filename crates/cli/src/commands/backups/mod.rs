@@ -1,4 +1,4 @@
-//! Verbs that make backups, and those that read, keep and remove them.
+//! Verbs that create backups, and verbs that read, keep and remove them.
 
 pub(crate) mod backup;
 mod copy;

@@ -1,4 +1,4 @@
-//! `holdfast prune`: remove the snapshots that no rule keeps, or play what it would keep.
+//! `holdfast prune`: removes the snapshots that no rule keeps, or simulates the rules.
 
 mod simulation;
 mod timeline;
@@ -58,7 +58,7 @@ impl Verb for PruneArgs {
     }
 }
 
-/// What `prune` answers.
+/// Report of `prune`.
 #[derive(Debug, Serialize)]
 struct Pruned {
     dry_run: bool,
@@ -70,7 +70,7 @@ struct Pruned {
 #[derive(Debug, Serialize)]
 struct PrunedMachine {
     machine: String,
-    /// Distinguishes it from others of its name; null where it is the only one.
+    /// Distinguishes it from other machines of its name; null if it is the only one.
     distinction: Option<String>,
     snapshots: Vec<DecisionDocument>,
 }
@@ -136,7 +136,6 @@ impl Report for Pruned {
     }
 }
 
-/// Prunes.
 fn run(args: &PruneArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     if args.simulate.simulate {

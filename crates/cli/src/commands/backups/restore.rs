@@ -1,4 +1,4 @@
-//! `holdfast restore`: a snapshot becomes files, block devices, a stream or a machine.
+//! `holdfast restore`: restores a snapshot to files, block devices, a stream or a machine.
 
 pub(crate) mod done;
 mod live;
@@ -96,7 +96,7 @@ impl Verb for RestoreArgs {
     }
 }
 
-/// What `restore` answers.
+/// Report of `restore`.
 #[derive(Debug, Serialize)]
 struct FilesRestored {
     dry_run: bool,
@@ -183,7 +183,7 @@ impl Report for FilesRestored {
     }
 }
 
-/// Where to restore to; none for a machine. Refuses options without meaning there, with one message for all combinations.
+/// The target; none if a machine is restored. Reports all options that make no sense for the target in one message.
 fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
     match (&args.target, args.machine.to_machine, args.machine.out_of_place()) {
         (Some(target), true, _) => Err(Error::usage(
@@ -209,7 +209,6 @@ fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
     }
 }
 
-/// Restores.
 fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
     let Some(target) = place(args)? else {
         return machine::run(args, context);
@@ -217,7 +216,7 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
     let is_stream = target == "-";
     if is_stream {
         context.output().refuse_json("restore to standard output")?;
-        // What describes a machine is text, which a person may want to read.
+        // The description of a machine is text that a user may want to read on the terminal.
         let disk = args.snapshot.disk.as_ref();
         let ending = disk
             .and_then(|name| name.as_str().rsplit_once('.'))
@@ -258,7 +257,7 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         stopped_or(restore(&repository, request, &context.environment(), job), job)
     })?;
     if is_stream {
-        // Standard output holds the disk, and nothing else.
+        // Standard output contains only the disk.
         let warning_count = context.console().warnings().len();
         return Ok(Exit::Ok.with_warning_count(warning_count));
     }

@@ -1,4 +1,4 @@
-//! `holdfast resume`: restores `--live` that were interrupted go on.
+//! `holdfast resume`: resumes interrupted live restores.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -59,17 +59,17 @@ impl Verb for ResumeArgs {
     }
 }
 
-/// What `resume` answers.
+/// Report of `resume`.
 #[derive(Debug, Serialize)]
 struct ResumeDone {
     dry_run: bool,
-    /// Of a dry run: the machines that would continue.
+    /// Machines that a dry run would resume.
     planned: Vec<ResumePlanned>,
     machines: Vec<ResumedMachine>,
     failed: Vec<ResumeFailed>,
 }
 
-/// A machine that would go on.
+/// A machine that would be resumed.
 #[derive(Debug, Serialize)]
 struct ResumePlanned {
     machine: String,
@@ -89,7 +89,7 @@ impl From<&InstantJob> for ResumePlanned {
     }
 }
 
-/// A machine that does not go on.
+/// A machine that could not be resumed.
 #[derive(Debug, Serialize)]
 struct ResumeFailed {
     machine: String,
@@ -167,7 +167,7 @@ impl Report for ResumeDone {
     }
 }
 
-/// Goes on: first every machine runs, then their disks are filled, one machine after another.
+/// First starts all machines, then fills their disks, one machine after another.
 fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     let uri = libvirt_address(args.connect.as_deref(), context);
     let hypervisor = connect_libvirt(&uri, context)?;
@@ -214,11 +214,11 @@ fn run(args: &ResumeArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&done)
 }
 
-/// What machines are resumed with.
+/// What resuming a machine needs.
 struct Resumption<'a> {
     hypervisor: &'a Libvirt,
     rate: FillRate,
-    /// The repositories that were needed, by their place: the key of each is derived once.
+    /// Repositories opened so far, by location, so that each key is derived once.
     opened: RefCell<BTreeMap<PathBuf, Rc<Repository>>>,
     context: &'a Context,
 }
@@ -241,7 +241,8 @@ impl Resumption<'_> {
         Ok(report)
     }
 
-    /// Does a step for which a server may have to be started. Only that needs the repository: the disks may be filled already.
+    /// Runs a step that may have to start a server. Only starting one needs the repository: the disks may be filled
+    /// already.
     fn work<T>(&self, step: impl Fn(&FillOptions<'_>, Job<'_>) -> holdfast_engine::Result<T>) -> Result<T, Error> {
         let not_opened = RefCell::new(None);
         let start = |instant: &InstantJob| match self.repository(instant) {

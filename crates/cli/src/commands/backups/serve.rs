@@ -1,4 +1,4 @@
-//! `holdfast serve`: disks of snapshots as block devices for others.
+//! `holdfast serve`: serves disks of snapshots as network block devices.
 
 use std::net::SocketAddr;
 use std::num::NonZero;
@@ -95,10 +95,9 @@ impl Verb for NbdArgs {
     }
 }
 
-/// A folder on a disk, for what clients write.
+/// Default folder for data that clients write; it must be on a disk.
 const OVERLAY_DEFAULT: &str = "/var/tmp";
 
-/// Serves.
 fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("serve nbd")?;
     let tls = tls(args, context)?;
@@ -153,7 +152,7 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
 }
 
-/// The warning of a server that is open to every client.
+/// The warning for a server that accepts every client.
 fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
     let readers = if address.ip().is_loopback() {
         "any user of this host".to_owned()
@@ -171,7 +170,7 @@ fn open_door(address: SocketAddr, is_encrypted: bool) -> String {
     format!("{readers} can read these disks {what}without authentication; {advice}")
 }
 
-/// Where a client finds an export.
+/// The NBD URI of an export.
 fn uri(door: &ServeAddress, export: &str, is_encrypted: bool) -> String {
     let scheme = if is_encrypted { "nbds" } else { "nbd" };
     match door {

@@ -1,4 +1,4 @@
-//! `holdfast show`: everything that is known of a snapshot.
+//! `holdfast show`: shows all information about a snapshot.
 
 use holdfast_engine::{MachineIdentity, NOTE_FORMAT, NOTE_PATH, SnapshotName, show, time_of};
 use serde::Serialize;
@@ -38,13 +38,13 @@ impl Verb for ShowArgs {
     }
 }
 
-/// What `show` answers.
+/// Report of `show`.
 #[derive(Debug, Serialize)]
 struct SnapshotShown {
     snapshot: ListedSnapshot,
-    /// The UUID of its machine; null where it has none.
+    /// The UUID of its machine; null if it has none.
     uuid: Option<String>,
-    /// How many other machines have the name of its machine.
+    /// The number of other machines with the same name.
     namesake_count: u64,
     #[serde(skip)]
     identity: String,
@@ -123,7 +123,6 @@ fn show_disk(disk: &DiskDocument, page: &mut Page) {
     page.fields(&fields);
 }
 
-/// Shows a snapshot.
 fn run(args: &ShowArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let progress = context.progress();

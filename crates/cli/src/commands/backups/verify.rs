@@ -1,4 +1,4 @@
-//! `holdfast verify`: whether snapshots can be read, and are what was stored.
+//! `holdfast verify`: checks whether snapshots can be read and their data is intact.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ impl Verb for VerifyArgs {
     }
 }
 
-/// What `verify` answers.
+/// Report of `verify`.
 #[derive(Debug, Serialize)]
 struct Verified {
     snapshot_count: u64,
@@ -99,10 +99,11 @@ impl Report for Verified {
     }
 }
 
-/// Newest snapshots that a copy of a repository in use may have without their packs.
+/// Number of newest snapshots whose packs may be missing in a copy of a repository that was in use while it
+/// was copied.
 const NEWEST_COUNT: usize = 3;
 
-/// Whether all that is missing are packs that the newest snapshots need, and no older ones.
+/// Whether only packs of the newest snapshots are missing, and none of older ones.
 fn is_like_a_copy_in_use(findings: &[Finding], repository: &Repository) -> bool {
     let missing = || {
         let damage = findings.iter().filter(|finding| finding.kind.is_damage());
@@ -124,7 +125,6 @@ fn is_like_a_copy_in_use(findings: &[Finding], repository: &Repository) -> bool 
         && newest.iter().any(|manifest| touched.contains(&manifest.id))
 }
 
-/// Verifies.
 fn run(args: &VerifyArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     let repository = context.open_repository()?;

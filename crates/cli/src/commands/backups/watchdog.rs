@@ -1,4 +1,4 @@
-//! `holdfast watchdog`: the process that a backup starts beside itself, before it stops a machine.
+//! `holdfast watchdog`: the process that a backup starts before it pauses a machine.
 
 use std::ffi::OsString;
 use std::io::Write as _;
@@ -63,7 +63,6 @@ impl Verb for WatchdogArgs {
     }
 }
 
-/// Watches.
 fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
     // Interrupting the backup from a terminal, or killing its group, must not end the watchdog.
     setsid().ok();
@@ -72,12 +71,12 @@ fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
     let lines = std::io::BufReader::new(std::io::stdin());
     let ready = |word: &str| {
         let mut stdout = std::io::stdout().lock();
-        // The backup is dead already if it does not hear it: its lines end, too.
+        // If the write fails, the backup is already dead; then its lines have ended as well.
         writeln!(stdout, "{word}").and_then(|()| stdout.flush()).ok();
     };
     let evict = || {
-        // Through libvirt both have their own way to the machine. A monitor of QEMU's own is the backup's as long as that lives;
-        // one that has another parent by now has lost it.
+        // With libvirt, backup and watchdog have separate connections to the machine. A QEMU monitor belongs to the
+        // backup while that lives; the watchdog has lost its backup if its parent process has changed.
         if monitor_path(&args.connect).is_some()
             && let Some(backup) = backup.filter(|backup| *backup != Pid::INIT)
             && getppid() == Some(backup)
@@ -100,10 +99,11 @@ fn run(args: &WatchdogArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok.with_warning_count(repaired.len()))
 }
 
-/// Takes the note of the run away, where everything that it notes is repaired.
+/// Removes the journal entry of the run if everything in it is repaired.
 fn forget(args: &WatchdogArgs, repaired: &[String]) {
     let is_done = !repaired.is_empty() && !repaired.iter().any(|what| what.starts_with("NOT "));
-    // A commit goes on in libvirt without us, and the doctor ends it by this note.
+    // A commit continues in libvirt after this process ends; the doctor completes it with the help of this
+    // entry.
     let commits = |folder: &PathBuf| {
         let noted = noted_runs(folder).unwrap_or_default();
         noted
@@ -111,7 +111,7 @@ fn forget(args: &WatchdogArgs, repaired: &[String]) {
             .any(|note| note.run == RunId(args.run) && note.phase == Phase::Committing)
     };
     if let Some(folder) = args.journal.as_ref().filter(|folder| is_done && !commits(folder)) {
-        // If the note stays, the doctor finds it, and sees that nothing else is left.
+        // If the entry remains, the doctor finds it and sees that nothing else is left.
         forget_run(folder, RunId(args.run)).ok();
     }
 }
@@ -126,7 +126,7 @@ fn find(args: &WatchdogArgs, context: &Context) -> holdfast_host::Result<Box<dyn
     }
 }
 
-/// Calls the administrator's programs in the place of the backup, which is dead.
+/// Calls the administrator's hooks instead of the dead backup.
 fn call_hooks(args: &WatchdogArgs, context: &Context, events: &[HookEvent]) {
     let hooks = Hooks {
         programs: args.hooks.clone(),

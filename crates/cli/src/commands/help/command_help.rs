@@ -1,4 +1,4 @@
-//! `holdfast help [COMMAND]`: the help of the program, or of a command.
+//! `holdfast help [COMMAND]`: shows the help of the program or of a command.
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;

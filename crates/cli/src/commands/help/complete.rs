@@ -1,7 +1,9 @@
-//! `holdfast complete`: what can stand at the cursor of a shell, for the scripts of `holdfast completions`.
+//! `holdfast complete`: returns completions for the cursor position, for the scripts of `holdfast
+//! completions`.
 //!
-//! The first line of the answer says whether the shell is to add files: `none`, `files` or `folders`. Then each line is a word, and behind a
-//! tab what it is. What cannot be found out (no permission, no password without a question) is left out: a shell shows no errors here.
+//! The first line of the output says whether the shell adds file names: `none`, `files` or `folders`. Each following
+//! line is a word, a tab and a description. Anything that cannot be determined (no permission, password prompt needed)
+//! is omitted, since a shell shows no errors during completion.
 
 mod cursor;
 mod line;
@@ -53,7 +55,7 @@ impl Verb for CompleteArgs {
         let (files, found) = candidates(&cursor, context);
         let mut text = format!("{}\n", files.word());
         for value in found.iter().filter(|value| value.word.starts_with(&cursor.typed)) {
-            // A word with control characters cannot be typed, and could be anything on a terminal.
+            // Words with control characters cannot be typed and might change the terminal's state.
             if printable(&value.word) == value.word {
                 let about = printable(&value.about);
                 text.extend([&cursor.prefix, &value.word, "\t", &about, "\n"]);
@@ -64,7 +66,7 @@ impl Verb for CompleteArgs {
     }
 }
 
-/// What can stand at the cursor.
+/// The completions for the cursor position.
 fn candidates(cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<CompletionValue>) {
     match &cursor.place {
         CompletionPlace::Verb => (Files::None, verbs(cursor.command, &cursor.path, context.command_line())),
@@ -75,7 +77,7 @@ fn candidates(cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<CompletionV
     }
 }
 
-/// The verbs below `command` that people start.
+/// The verbs below `command` that users start.
 fn verbs(command: &Command, path: &str, line: &CommandLine) -> Vec<CompletionValue> {
     let below = line.verbs_for_people(path);
     let found = below.filter_map(|verb| command.find_subcommand(verb.name));
@@ -84,7 +86,7 @@ fn verbs(command: &Command, path: &str, line: &CommandLine) -> Vec<CompletionVal
         .collect()
 }
 
-/// The commands whose help can be shown.
+/// The commands that have a help page.
 fn topics(cursor: &Cursor<'_>, line: &CommandLine) -> Vec<CompletionValue> {
     let given: Vec<&str> = cursor.given.iter().map(|(_, word)| word.as_str()).collect();
     let path = given.join(" ");
@@ -92,7 +94,7 @@ fn topics(cursor: &Cursor<'_>, line: &CommandLine) -> Vec<CompletionValue> {
     names.map(|name| CompletionValue::new(name, "")).collect()
 }
 
-/// The options of `command` that are shown in its help.
+/// The options of `command` that its help shows.
 fn options(command: &Command) -> Vec<CompletionValue> {
     let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
     let named = shown.filter_map(|arg: &Arg| Some((arg.get_long()?, arg)));

@@ -1,4 +1,4 @@
-//! `holdfast completions SHELL`: a script for the shell.
+//! `holdfast completions SHELL`: prints a completion script for the shell.
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
@@ -44,7 +44,6 @@ impl Verb for CompletionsArgs {
     }
 }
 
-/// Prints the script.
 fn run(args: &CompletionsArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("completions")?;
     let script = match args.shell {

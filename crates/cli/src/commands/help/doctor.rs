@@ -1,4 +1,4 @@
-//! `holdfast doctor`: what dead backups and forgotten snapshots left at machines, and mending it.
+//! `holdfast doctor`: finds and repairs what dead backups and forgotten snapshots left behind.
 
 mod named;
 mod pools;
@@ -100,13 +100,13 @@ impl Verb for DoctorArgs {
     }
 }
 
-/// What `doctor` answers.
+/// Report of `doctor`.
 #[derive(Debug, Serialize)]
 struct Examined {
     fix: bool,
     is_healthy: bool,
     machines: Vec<String>,
-    /// Datasets that were named, here or in a configuration.
+    /// Datasets named on the command line or in a configuration.
     datasets: Vec<String>,
     findings: Vec<FindingDocument>,
     notes: Vec<String>,
@@ -120,13 +120,13 @@ struct FindingDocument {
     what: String,
     since: Option<String>,
     is_danger: bool,
-    /// What --fix does; null where only a person can.
+    /// What --fix does; null if only the user can resolve it.
     fix: Option<String>,
-    /// What a person can do; null where --fix does it.
+    /// What the user can do; null if --fix resolves it.
     advice: Option<String>,
-    /// What was done; null where nothing was.
+    /// What was done; null if nothing was.
     repaired: Option<String>,
-    /// Why mending failed; null where it did not.
+    /// Why the repair failed; null if it did not.
     error: Option<String>,
 }
 
@@ -232,7 +232,6 @@ impl Report for Examined {
     }
 }
 
-/// Examines machines.
 fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let (words, mut datasets) = targets(args)?;
     let everything = args.examines_everything();
@@ -300,10 +299,10 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Digits that the id of a repository has at least where people are shown it, and all that it has.
+/// Minimum number of digits of a repository id in messages, and the full number.
 const ID_DIGITS: std::ops::RangeInclusive<usize> = 8..=32;
 
-/// The id of a repository, or its beginning.
+/// The id of a repository, or a prefix of it.
 fn parse_repository(text: &str) -> Result<String, String> {
     let is_id = ID_DIGITS.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     if is_id {
@@ -314,7 +313,7 @@ fn parse_repository(text: &str) -> Result<String, String> {
 }
 
 impl DoctorArgs {
-    /// Whether all machines are examined, since none is named.
+    /// Whether all machines are examined because none is named.
     fn examines_everything(&self) -> bool {
         self.targets.is_empty()
     }
@@ -336,7 +335,7 @@ impl DoctorArgs {
     }
 }
 
-/// What the machines are called that are examined.
+/// The names of the examined machines.
 fn names_of(found: &[Found], boxes: &VirtualBoxChoice<'_>, pools: &[ExaminedPool]) -> Vec<String> {
     let of_qemu = found.iter().map(|found| found.machine.name());
     let of_virtualbox = boxes.chosen.iter().map(VirtualBoxMachine::name);
@@ -346,7 +345,7 @@ fn names_of(found: &[Found], boxes: &VirtualBoxChoice<'_>, pools: &[ExaminedPool
     names.map(str::to_owned).collect()
 }
 
-/// The machines of VirtualBox that words mean; where none is named, all that the user has.
+/// The selected machines of VirtualBox; all machines of the user if none is named.
 fn of_virtualbox<'a>(
     place: &'a VirtualBox,
     mut said: Vec<String>,
@@ -359,10 +358,10 @@ fn of_virtualbox<'a>(
     virtualbox::choose(place, &said, &[], context)
 }
 
-/// Machines that cannot be examined, each with why.
+/// Machines that cannot be examined, each with the reason.
 type Unreachable = Vec<(String, String)>;
 
-/// The machines that are examined, and those that cannot be, with why.
+/// The machines to examine, and those that cannot be examined, each with the reason.
 fn patients(
     words: Vec<MachineWord>,
     everything: bool,
@@ -370,7 +369,7 @@ fn patients(
     journal: Option<&PathBuf>,
 ) -> Result<(Vec<Found>, Unreachable), Error> {
     let (mut found, mut unreachable) = (Vec::new(), Vec::new());
-    // No word means all machines, unless only datasets were named.
+    // Without words, all machines are selected, unless only datasets are named.
     let chosen = if words.is_empty() && !everything {
         Vec::new()
     } else {
@@ -388,7 +387,7 @@ fn patients(
     Ok((found, unreachable))
 }
 
-/// Where states of machines are kept. One that does not open is no reason to see nothing else.
+/// The store of machine states. If it cannot be opened, the other checks still run.
 fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Error> {
     let opened = context.work(1, |job| Ok(args.states.open(context, job)))?;
     Ok(opened.unwrap_or_else(|error| {
@@ -398,7 +397,7 @@ fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Er
     }))
 }
 
-/// The machines and datasets that were named.
+/// The machines and datasets given on the command line.
 fn targets(args: &DoctorArgs) -> Result<(Vec<MachineWord>, Vec<Dataset>), Error> {
     let (mut words, mut datasets) = (Vec::new(), Vec::new());
     for target in &args.targets {
@@ -410,10 +409,10 @@ fn targets(args: &DoctorArgs) -> Result<(Vec<MachineWord>, Vec<Dataset>), Error>
     Ok((MachineWord::parse_all(&words)?, datasets))
 }
 
-/// A number for a run.
+/// A random number that identifies the run.
 fn new_run() -> u32 {
     let mut run = [0; 4];
-    // A number that was there before is only less unique.
+    // If this fails, the number is merely less unique.
     SystemRandomness.fill(&mut run).ok();
     u32::from_le_bytes(run)
 }
@@ -426,7 +425,7 @@ fn patient(found: &Found) -> ExaminedMachine<'_> {
     }
 }
 
-/// The machines that the journal names and libvirt does not know.
+/// Machines in the journal that libvirt does not know.
 fn noted_elsewhere(
     journal: Option<&PathBuf>,
     hypervisors: &Hypervisors<'_>,
@@ -439,7 +438,7 @@ fn noted_elsewhere(
         .unwrap_or_default();
     for record in noted {
         let address = record.address().unwrap_or_default();
-        // As long as it lives, the monitor is its own.
+        // A live process still owns its monitor.
         if record.liveness(&SystemProcesses) == Liveness::Alive {
             continue;
         }
@@ -447,7 +446,7 @@ fn noted_elsewhere(
         let Some(path) = address.strip_prefix("qmp:").filter(|_| !is_known) else {
             continue;
         };
-        // Nothing listens there: that QEMU is gone.
+        // No process listens on the socket: that QEMU has ended.
         if std::os::unix::net::UnixStream::connect(path).is_err() {
             continue;
         }
@@ -461,7 +460,7 @@ fn noted_elsewhere(
     Ok(())
 }
 
-/// The repository, where one is given; a doctor does without one that does not open.
+/// The repository, if one is given; a repository that cannot be opened is skipped.
 fn repository(context: &Context) -> Option<Repository> {
     context.repository().ok()?;
     let opened = context.open_repository();

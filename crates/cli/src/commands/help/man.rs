@@ -1,4 +1,4 @@
-//! `holdfast man DIR`: the manual, one page per verb.
+//! `holdfast man DIR`: writes the manual, one page per verb.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -37,7 +37,7 @@ impl Verb for ManArgs {
     }
 }
 
-/// What `man` answers.
+/// Report of `man`.
 #[derive(Debug, Serialize)]
 struct ManReport {
     /// The pages written, in order.
@@ -60,7 +60,6 @@ impl Report for ManReport {
     }
 }
 
-/// Writes the pages.
 fn run(args: &ManArgs, context: &Context) -> Result<Exit, Error> {
     let mut pages = Vec::new();
     for (name, text) in manual(context.command_line())? {
@@ -81,7 +80,7 @@ fn write_page(path: &Path, text: &[u8]) -> std::io::Result<()> {
     file.sync_all()
 }
 
-/// File name and text of every page: the program, then each verb that is not hidden.
+/// File name and text of each page: the program, then each visible verb.
 fn manual(line: &CommandLine) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let mut root = line.tree();
     root.build();
@@ -107,7 +106,7 @@ fn collect(
     Ok(())
 }
 
-/// The page of `command`, which is the verb at `path`, or the program where `path` is empty.
+/// The page of `command`, which is the verb at `path`, or the program if `path` is empty.
 fn page(line: &CommandLine, command: &Command, path: &str) -> std::io::Result<Vec<u8>> {
     let man = Man::new(command.clone())
         .source(concat!("holdfast ", env!("CARGO_PKG_VERSION")))
@@ -162,7 +161,7 @@ fn page(line: &CommandLine, command: &Command, path: &str) -> std::io::Result<Ve
     Ok(text)
 }
 
-/// The verbs below `command`, with the pages that are about them.
+/// Lists the verbs below `command`, each with its page.
 fn list_verbs(command: &Command, verbs: &[VerbEntry], roff: &mut Roff) {
     for verb in verbs.iter().filter(|verb| verb.audience == Audience::People) {
         let Some(below) = command.find_subcommand(verb.name) else {

@@ -1,4 +1,4 @@
-//! Verbs about the program itself, and about what went wrong.
+//! Verbs about the program itself and about troubleshooting.
 
 mod command_help;
 mod complete;

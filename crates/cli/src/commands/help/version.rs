@@ -1,4 +1,4 @@
-//! `holdfast version`: which build this is.
+//! `holdfast version`: shows the version and the build.
 
 use std::path::Path;
 
@@ -38,7 +38,7 @@ impl Verb for VersionArgs {
     }
 }
 
-/// What `version` answers.
+/// Report of `version`.
 #[derive(Debug, Serialize)]
 struct VersionReport {
     version: &'static str,
@@ -49,33 +49,33 @@ struct VersionReport {
 /// What `version --verbose` adds.
 #[derive(Debug, Serialize)]
 struct Build {
-    /// Revision of the source; null where the build did not know it.
+    /// Revision of the source; null if it was unknown at build time.
     commit: Option<&'static str>,
-    /// Version of the compiler; null where the build could not find out.
+    /// Version of the compiler; null if it was unknown at build time.
     rustc: Option<&'static str>,
-    /// What it was built for.
+    /// The target platform.
     target: Option<&'static str>,
     /// "release" or "debug".
     profile: &'static str,
-    /// Formats of disk images that it reads and writes.
+    /// Disk image formats that can be read and written.
     image_formats: Vec<ImageFormat>,
-    /// How it can compress clusters of qcow2 images.
+    /// Compression methods for clusters of qcow2 images.
     qcow2_compressions: [&'static str; 2],
-    /// Versions of the repository's format that it reads.
+    /// Readable versions of the repository format.
     repository_versions_read: Vec<u32>,
-    /// The version that it writes.
+    /// The version of the repository format that is written.
     repository_version_written: u32,
-    /// Where it can keep repositories.
+    /// Supported kinds of repository storage.
     stores: [&'static str; 1],
-    /// How a password becomes a key.
+    /// The derivation of keys from passwords.
     key_derivation: String,
-    /// What it can encrypt with.
+    /// Supported ciphers.
     ciphers: [&'static str; 2],
-    /// Release of the kernel; null where that cannot be found out.
+    /// Release of the kernel; null if it cannot be determined.
     kernel: Option<String>,
-    /// What the file system of the current folder can do.
+    /// Features of the current folder's file system.
     file_system: Vec<FileFeature>,
-    /// What of the processor matters to speed, and whether this machine has it.
+    /// Processor features that affect speed, and whether this machine has them.
     cpu: Vec<CpuFeature>,
 }
 
@@ -153,7 +153,6 @@ impl Report for VersionReport {
     }
 }
 
-/// Prints the version.
 fn run(context: &Context) -> Result<Exit, Error> {
     context.report(&VersionReport {
         version: env!("CARGO_PKG_VERSION"),
@@ -196,7 +195,7 @@ fn key_derivation() -> String {
     )
 }
 
-/// What encryption, hashing and compression look for at run time.
+/// The features that encryption, hashing and compression detect at run time.
 #[cfg(target_arch = "x86_64")]
 fn cpu_features() -> Vec<CpuFeature> {
     use std::arch::is_x86_feature_detected;
@@ -214,7 +213,7 @@ fn cpu_features() -> Vec<CpuFeature> {
     ]
 }
 
-/// What encryption, hashing and compression look for at run time.
+/// The features that encryption, hashing and compression detect at run time.
 #[cfg(target_arch = "aarch64")]
 fn cpu_features() -> Vec<CpuFeature> {
     use std::arch::is_aarch64_feature_detected;
@@ -226,7 +225,7 @@ fn cpu_features() -> Vec<CpuFeature> {
     ]
 }
 
-/// What encryption, hashing and compression look for at run time: nothing that has a name here.
+/// The features that encryption, hashing and compression detect at run time: none on this architecture.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn cpu_features() -> Vec<CpuFeature> {
     Vec::new()

@@ -1,4 +1,4 @@
-//! `holdfast clone`: new machines of another one, as it is now or as it was in a host snapshot, and new images of an image.
+//! `holdfast clone`: creates machines from the present or a past state of another machine, and images from an image.
 
 mod image;
 mod names;
@@ -33,10 +33,10 @@ use crate::units;
 use image::{ImageCloneArgs, ImageCloneDocument, Sysprep};
 use names::NameArgs;
 
-/// virt-sysprep boots a small system, which takes minutes where processors are emulated.
+/// virt-sysprep boots a small virtual machine, which takes minutes without hardware virtualization.
 pub(crate) const SYSPREP_TIME_OUT: Duration = Duration::from_secs(30 * 60);
 
-/// The virt-sysprep in the user's path; its name where there is none.
+/// The path of virt-sysprep; only its name if it is not installed.
 pub(crate) fn sysprep_program(context: &Context) -> PathBuf {
     search_path::find(SYSPREP, context).unwrap_or_else(|| SYSPREP.into())
 }
@@ -98,42 +98,42 @@ impl Verb for CloneArgs {
     }
 }
 
-/// What `clone` answers.
+/// Report of `clone`.
 #[derive(Debug, Serialize)]
 struct Clones {
     dry_run: bool,
-    /// Host snapshots that were made for it; null where it is of what was there.
+    /// Host snapshots created for the clones; null if existing ones were used.
     instant: Option<CloneInstantDocument>,
     machines: Vec<MachineClone>,
     images: Vec<ImageCloneDocument>,
     duration_ms: u64,
 }
 
-/// The host snapshots of a machine as it is now, of which its clones are made.
+/// The host snapshots of a machine's present state, from which clones are made.
 #[derive(Debug, Serialize)]
 struct CloneInstantDocument {
     /// The machine.
     of: String,
-    /// What its clones are called.
+    /// Names of the clones.
     clones: Vec<String>,
-    /// When; null with --dry-run.
+    /// The time of the host snapshots; null with --dry-run.
     time: Option<String>,
-    /// What the host snapshots are of.
+    /// The datasets of the host snapshots.
     datasets: Vec<String>,
-    /// How long the providers took; null with --dry-run.
+    /// The time that the providers took; null with --dry-run.
     cut_us: Option<u64>,
-    /// What happened to the machine; null with --dry-run.
+    /// How the machine was frozen or paused; null with --dry-run.
     machine: Option<GuestDocument>,
 }
 
-/// A machine that was made.
+/// A cloned machine.
 #[derive(Debug, Serialize)]
 struct MachineClone {
-    /// The name of the point.
+    /// The name of the point in time.
     point: String,
-    /// The host snapshots that the disks come from.
+    /// The host snapshots of the disks.
     snapshots: Vec<String>,
-    /// Datasets that were cloned for it, or would be.
+    /// Datasets that were or would be cloned.
     datasets: Vec<String>,
     restore: MachineRestored,
 }
@@ -208,7 +208,6 @@ impl MachineClone {
     }
 }
 
-/// Makes clones.
 fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     let names = args.names.all()?;
     let start = context.clock().now();
@@ -219,7 +218,7 @@ fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
         images: Vec::new(),
         duration_ms: 0,
     };
-    // A disk of Parallels is a folder.
+    // A Parallels disk is a folder.
     let is_image = |path: &&Path| path.is_file() || path.join("DiskDescriptor.xml").is_file();
     if let Some(file) = Some(Path::new(&args.of)).filter(is_image) {
         no_image::refuse(&args.of)?;
@@ -238,7 +237,7 @@ fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&clones)
 }
 
-/// Whether a word means a file and no machine, whether that is there or not.
+/// Whether a word is a path rather than a machine name, even if no such file exists.
 fn is_path(word: &OsStr) -> bool {
     let is_led_to = ["/", "./", "../"]
         .iter()
@@ -334,7 +333,7 @@ fn clone_machines(args: &CloneArgs, names: &[String], context: &Context, clones:
 }
 
 impl CloneArgs {
-    /// What would be refused once there are host snapshots: names that machines have, a folder that is not there.
+    /// Checks before any host snapshot is created: names of existing machines, a missing folder.
     fn refuse_taken(&self, names: &[String], context: &Context) -> Result<(), Error> {
         let hypervisors = self.point.hypervisors(context);
         let machines = hypervisors.libvirt()?.machines();
@@ -352,7 +351,7 @@ impl CloneArgs {
         }
     }
 
-    /// A machine as it is now.
+    /// The present state of a machine.
     fn now(&self) -> Result<When, Error> {
         let quiesce = self.quiesce.unwrap_or(QuiesceWhen::Try);
         if self.resume && quiesce == QuiesceWhen::Require {
@@ -391,7 +390,7 @@ fn make(
 ) -> holdfast_engine::Result<MachineClone> {
     let OpenPoint { restore, point, .. } = open;
     let plan = restore.plan_clone(point, wish, job)?;
-    // What holds for a hundred clones is said once.
+    // A warning that applies to all clones is printed once.
     let warnings = plan.restore.warnings.iter();
     let new: Vec<String> = warnings
         .filter(|warning| warned.insert((*warning).clone()))

@@ -1,4 +1,4 @@
-//! `holdfast cron`: carries out a policy once, as cron or a timer has it done.
+//! `holdfast cron`: applies a policy once, for cron or a timer.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::path::PathBuf;
@@ -77,19 +77,19 @@ impl Verb for CronArgs {
     }
 }
 
-/// What `cron` answers.
+/// Report of `cron`.
 #[derive(Debug, Serialize)]
 struct CronDone {
     dry_run: bool,
     taken: Vec<TakenDocument>,
     removed: Vec<CronRemoved>,
-    /// States of machines that were forgotten with their snapshots.
+    /// States of machines that were removed together with their snapshots.
     forgotten_state_count: usize,
-    /// What is hardly meant in the policy.
+    /// Settings of the policy that are probably mistakes.
     doubts: Vec<String>,
-    /// Datasets that could not be looked at.
+    /// Datasets that could not be examined.
     unreadable: Vec<UnreadableDocument>,
-    /// Whether it was stopped before all was done.
+    /// Whether it was interrupted before everything was done.
     interrupted: bool,
     #[serde(skip)]
     signal: Option<u8>,
@@ -99,11 +99,11 @@ struct CronDone {
 struct TakenDocument {
     snapshots: Vec<String>,
     machines: Vec<GuestDocument>,
-    /// Machines that run, in a dry run.
+    /// Running machines, in a dry run.
     would_freeze: Vec<String>,
-    /// Machines that are not whole in it, since other datasets with disks of theirs could not be cut.
+    /// Machines of which some disks are missing, since no snapshot could be taken of other datasets.
     incomplete_machines: Vec<String>,
-    /// Why there is none; null where there are.
+    /// Why there are no snapshots; null if there are.
     failure: Option<String>,
 }
 
@@ -112,7 +112,7 @@ struct CronRemoved {
     snapshot: String,
     reason: String,
     used_bytes: Option<u64>,
-    /// Why it stays all the same; null where it goes.
+    /// Why it was kept although it is expired; null if it was removed.
     obstacle: Option<String>,
 }
 
@@ -123,7 +123,7 @@ struct UnreadableDocument {
 }
 
 impl CronDone {
-    /// The first thing that was not done, and why.
+    /// The first failure and its reason.
     fn failure(&self) -> Option<String> {
         let taken = self.taken.iter().filter_map(|taken| taken.failure.clone());
         let unreadable = self
@@ -210,14 +210,14 @@ impl Report for CronDone {
     }
 }
 
-/// The machines of libvirt, found when something is due.
+/// The machines of libvirt, looked up when something is due.
 struct FoundGuests<'a> {
     args: &'a CronArgs,
     context: &'a Context,
     hypervisors: Hypervisors<'a>,
     known: OnceCell<Vec<KnownGuest>>,
     state: Cell<GuestState>,
-    /// How their memory is taken, where it is wanted.
+    /// How memory is saved, if requested.
     memory: RefCell<Option<MemoryOptions>>,
 }
 
@@ -229,7 +229,7 @@ impl FoundGuests<'_> {
                 Err(error) => {
                     let reason = error_text(&error);
                     let message = format!("no machine is frozen for this: {reason}");
-                    // Where the address of libvirt is given, machines are expected there.
+                    // If the user gives the address of libvirt, a failure to connect is an error.
                     if self.args.connect.is_some() {
                         self.context.console().warning(&message);
                     } else {
@@ -265,7 +265,6 @@ impl Guests for FoundGuests<'_> {
     }
 }
 
-/// Carries the policy out.
 fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
     let config = sanoid_file::parse(&args.file)?;
     let providers = datasets::providers(context);
@@ -281,7 +280,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
     let now = move || time::now().to_zoned(zone.clone());
     let (start, begun) = (time::now(), context.clock().now());
     let report = context.work(args.job.thread_count(), |job| {
-        // A dry run makes nothing.
+        // A dry run creates nothing.
         let store = match args.with_memory {
             _ if args.dry_run => None,
             Some(_) => Some(args.states.open_for_memory(context, job)?),
@@ -309,7 +308,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
         signal,
         ..document(report, args.dry_run, &guests)
     });
-    // What a scheduler has started is noted by that.
+    // The scheduler records the runs that it starts.
     if !args.dry_run && context.variable(environment::JOB).is_none() {
         let duration = context.clock().now().saturating_sub(begun);
         crate::commands::service::daemon::note(entry(&report, start, duration), context);
@@ -317,7 +316,7 @@ fn run(args: &CronArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&report?)
 }
 
-/// The run as the journal of runs has it.
+/// The entry of this run in the journal of runs.
 fn entry(report: &Result<CronDone, Error>, start: Timestamp, duration: Duration) -> RunEntry {
     let (exit, error) = match report {
         Ok(done) => (done.exit(), done.failure()),
@@ -347,7 +346,7 @@ fn entry(report: &Result<CronDone, Error>, start: Timestamp, duration: Duration)
     }
 }
 
-/// Where runs of a policy on this host keep each other away.
+/// The lock that prevents concurrent runs of a policy on this host.
 fn lock_file(context: &Context) -> PathBuf {
     match context.journal_folder() {
         Some(folder) => folder.with_file_name("policy.lock"),

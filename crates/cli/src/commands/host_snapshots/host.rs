@@ -1,4 +1,4 @@
-//! `holdfast host`: the host snapshots that are there.
+//! `holdfast host`: manages existing host snapshots.
 
 mod clone;
 mod datasets;
@@ -64,13 +64,13 @@ impl Verb for HostArgs {
     }
 }
 
-/// What a word means.
+/// The meaning of a word.
 enum Meant {
     Dataset(Dataset),
     Machine(Box<KnownGuest>),
 }
 
-/// What words mean: datasets, or machines.
+/// The datasets or machines that the words select.
 fn meant(words: &[OsString], connect: Option<&str>, context: &Context) -> Result<Vec<Meant>, Error> {
     let hypervisors = Hypervisors::new(connect, context);
     let mut meant = Vec::new();
@@ -87,7 +87,7 @@ fn meant(words: &[OsString], connect: Option<&str>, context: &Context) -> Result
     Ok(meant)
 }
 
-/// The datasets with the disks of a machine, and with what these are based on.
+/// The datasets of a machine's disks and of their backing files.
 fn datasets_of(guest: &KnownGuest) -> impl Iterator<Item = Dataset> {
     guest.places.wanted_with_bases().into_iter().map(|one| one.dataset)
 }

@@ -1,4 +1,4 @@
-//! Verbs about snapshots that the storage of this host makes.
+//! Verbs about snapshots of this host's storage.
 
 pub(crate) mod clone;
 mod cron;

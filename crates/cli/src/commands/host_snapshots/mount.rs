@@ -1,4 +1,4 @@
-//! `holdfast mount`, `holdfast unmount`: the files of a host snapshot.
+//! `holdfast mount` and `holdfast unmount`: mount and unmount host snapshots.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ impl Verb for UnmountArgs {
     }
 }
 
-/// What both answer.
+/// Report of both verbs.
 #[derive(Debug, Serialize)]
 struct Mounted {
     #[serde(skip)]
@@ -83,7 +83,7 @@ impl Report for Mounted {
     }
 }
 
-/// An empty folder, without links and dots.
+/// The absolute path of an empty folder, without symbolic links and dots.
 fn folder(path: &Path) -> Result<PathBuf, Error> {
     let failed = |source| Error::File {
         action: "look at",
@@ -93,7 +93,8 @@ fn folder(path: &Path) -> Result<PathBuf, Error> {
     path.canonicalize().map_err(failed)
 }
 
-/// Refuses snapshots of a repository, which people mount with other programs, and says how to read them.
+/// Returns an error for a snapshot of a repository, which users of other programs may expect to mount; the
+/// hint says how to read it.
 fn refuse_of_repository(word: &OsStr, context: &Context) -> Result<(), Error> {
     let text = word.to_string_lossy();
     let kind = match (context.is_repository_named(), text.contains('@')) {
@@ -109,7 +110,6 @@ fn refuse_of_repository(word: &OsStr, context: &Context) -> Result<(), Error> {
     ))
 }
 
-/// Mounts.
 fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
     refuse_of_repository(&args.snapshot, context)?;
     let snapshot = datasets::parse_snapshot(&args.snapshot)?;
@@ -132,7 +132,6 @@ fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Unmounts.
 fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
     let folder = folder(&args.folder)?;
     let (tools, providers) = (datasets::tools(context), datasets::providers(context));

@@ -1,4 +1,5 @@
-//! `holdfast peer`: what another host's `holdfast` asks this one, by ssh; and `holdfast receive`, which admits one dataset alone.
+//! `holdfast peer`: answers requests of another host's `holdfast` over ssh; and `holdfast receive`, which is restricted
+//! to one dataset.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -55,13 +56,12 @@ impl Verb for ReceiveArgs {
     }
 }
 
-/// Answers.
 fn run(args: &PeerArgs, context: &Context) -> Result<Exit, Error> {
     check(&format!("holdfast peer {}", args.protocol))?;
     serve(None, context)
 }
 
-/// Answers, within bounds.
+/// Answers requests for one dataset.
 fn run_receive(args: &ReceiveArgs, context: &Context) -> Result<Exit, Error> {
     let root = root(&args.append_only)?;
     match context.variable(environment::SSH_COMMAND).and_then(OsStr::to_str) {
@@ -77,7 +77,7 @@ fn run_receive(args: &ReceiveArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 fn root(word: &str) -> Result<Dataset, Error> {
-    // What is not there yet has no folder to be looked at.
+    // A dataset that does not exist yet has no folder to look up.
     let dataset = if word.starts_with('/') {
         Dataset {
             provider: ProviderKind::Btrfs,
@@ -99,7 +99,7 @@ fn root(word: &str) -> Result<Dataset, Error> {
     }
 }
 
-/// The request must be for this, and in a version that we know.
+/// The request must match this program and a known version of the protocol.
 fn check(asked: &str) -> Result<(), Error> {
     if asked == format!("holdfast peer {PEER_PROTOCOL}") {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Points in time of machines in host snapshots: what `rollback` and `clone` have in common.
+//! Points in time of machines in host snapshots, for `rollback` and `clone`.
 
 use std::ffi::OsStr;
 
@@ -28,22 +28,22 @@ pub(crate) struct PointArgs {
     states: StateArgs,
 }
 
-/// Which instant of a machine.
+/// A point in time of a machine.
 #[derive(Debug, Clone)]
 pub(crate) enum When {
-    /// That of host snapshots which are there.
+    /// That of existing host snapshots.
     Then(PointName),
-    /// Now: host snapshots are made for it, and go again as soon as nothing needs them.
+    /// Now: host snapshots are created for it, and removed as soon as they are not needed any more.
     Now {
         /// Whether its file systems are frozen.
         quiesce: QuiesceWhen,
-        /// How its memory is taken, where it is.
+        /// How its memory is saved, if it is.
         memory: Option<MemoryHow>,
     },
 }
 
 impl When {
-    /// What its host snapshots are called: those that were `made`, where it is now.
+    /// The name of the point in time; for the present, that of the host snapshots that were `made`.
     fn name(self, made: Option<&TemporarySnapshots<'_>>) -> PointName {
         match self {
             Self::Then(name) => name,
@@ -52,19 +52,19 @@ impl When {
     }
 }
 
-/// What a job on a point works with.
+/// The input of a job on a point in time.
 pub(crate) struct OpenPoint<'a> {
     pub(crate) restore: HostRestore<'a>,
     pub(crate) point: HostPoint,
-    /// The machine as it is today.
+    /// The present machine.
     pub(crate) guest: Option<&'a KnownGuest>,
-    /// What it is called.
+    /// The name of the machine.
     pub(crate) machine: &'a str,
-    /// How its host snapshots were made, where they were made for this.
+    /// The report about the host snapshots that were created for this job, if any.
     pub(crate) made: Option<&'a HostSnapshotReport>,
 }
 
-/// The machine, and the point.
+/// Parses a machine and a point in time.
 pub(crate) fn parse(point: &OsStr) -> Result<(String, PointName), Error> {
     let text = point.to_string_lossy();
     split(&text).ok_or_else(|| {
@@ -75,7 +75,7 @@ pub(crate) fn parse(point: &OsStr) -> Result<(String, PointName), Error> {
     })
 }
 
-/// `MACHINE@SNAPSHOT`, taken apart; none where it is something else.
+/// Splits `MACHINE@SNAPSHOT`; `None` if the text has another form.
 pub(crate) fn split(text: &str) -> Option<(String, PointName)> {
     let (machine, name) = text
         .rsplit_once('@')
@@ -88,7 +88,7 @@ pub(crate) fn split(text: &str) -> Option<(String, PointName)> {
 }
 
 impl PointArgs {
-    /// Finds and opens a point in time of a machine, or makes it, and does `work` with it.
+    /// Finds and opens a point in time of a machine, or creates it, and calls `work` with it.
     pub(crate) fn open<T>(
         &self,
         machine: &str,
@@ -165,12 +165,12 @@ impl PointArgs {
         }
     }
 
-    /// Where machines are looked for.
+    /// The hypervisors to search for machines.
     pub(crate) fn hypervisors<'a>(&self, context: &'a Context) -> Hypervisors<'a> {
         Hypervisors::new(self.connect.as_deref(), context)
     }
 
-    /// The host snapshots that would be made of a machine as it is now.
+    /// The host snapshots that would be created of a machine's present state.
     pub(crate) fn planned_now(
         &self,
         machine: &str,
@@ -181,7 +181,7 @@ impl PointArgs {
     }
 }
 
-/// The host snapshots of a machine as it is now.
+/// The request for host snapshots of a machine's present state.
 fn request_now<'a>(
     asked: GuestRequest<'a>,
     wanted: Vec<HostSnapshotScope>,
@@ -192,7 +192,7 @@ fn request_now<'a>(
     let set = runs::new_set()?;
     let of = default_name(Some(&asked.description.summary.name));
     let cut = NamedSnapshotSet {
-        // Two clones in a second are no reason to refuse the second one.
+        // A random suffix, so that two clones in the same second do not conflict.
         name: format!("{of}_for-clone-{:04x}", set.0 & 0xffff),
         wanted,
     };

@@ -1,4 +1,4 @@
-//! `holdfast replicate`: host snapshots go to another place, and to another host.
+//! `holdfast replicate`: replicates host snapshots to another dataset or host.
 
 mod done;
 mod far;
@@ -113,7 +113,6 @@ fn parse_rate(text: &str) -> Result<NonZeroU64, String> {
     NonZeroU64::new(rate).ok_or_else(|| "nothing would ever be sent".to_owned())
 }
 
-/// Replicates.
 fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
     let globs = args.chosen.snapshots.iter().map(|glob| {
         Glob::parse(glob)
@@ -173,7 +172,7 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&ReplicateDone::new(report, shown))
 }
 
-/// What this host calls itself: a target here is another than one of the same name elsewhere.
+/// This host's name: it distinguishes targets on this host from targets of the same name elsewhere.
 fn host_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     name.trim().to_owned()

@@ -1,4 +1,4 @@
-//! `holdfast rollback`: a machine goes back to a host snapshot.
+//! `holdfast rollback`: rolls a machine back to a host snapshot.
 
 use std::ffi::OsString;
 
@@ -73,17 +73,17 @@ impl Verb for RollbackArgs {
     }
 }
 
-/// What `rollback` answers.
+/// Report of `rollback`.
 #[derive(Debug, Serialize)]
 struct RolledBack {
     dry_run: bool,
-    /// The name of the point.
+    /// The name of the point in time.
     point: String,
-    /// The host snapshots that the disks come from.
+    /// The host snapshots of the disks.
     snapshots: Vec<String>,
-    /// Whether configuration, firmware variables and TPM of then are kept.
+    /// Whether configuration, firmware variables and TPM of that point in time are stored.
     has_state: bool,
-    /// Host snapshots of what was there before; in a dry run, none.
+    /// Host snapshots of the previous state; none in a dry run.
     safety: Vec<String>,
     restore: MachineRestored,
 }
@@ -114,7 +114,6 @@ impl Report for RolledBack {
     }
 }
 
-/// Goes back.
 fn run(args: &RollbackArgs, context: &Context) -> Result<Exit, Error> {
     let (threads, execution) = (args.job.thread_count(), args.dry_run.execution());
     let (machine, name) = parse(&args.of)?;
@@ -154,12 +153,13 @@ fn roll_back(
         tell(&plan.warnings, job);
         return Ok(document(MachineRestored::new(&plan, None).without_id(), Vec::new()));
     }
-    // The machine has to be shut off by then, though not yet: otherwise nothing is made.
+    // The machine must be shut off when the host snapshots are created; a running machine is not an error
+    // before that.
     let mut now = guest.request(holdfast_engine::Quiesce::Off, GuestState::Kept, context)?;
     now.description.summary.state = holdfast_host::MachineState::ShutOff;
     let set = runs::new_set()?;
     let cut = NamedSnapshotSet {
-        // Two rollbacks in a second are no reason to refuse the second one.
+        // A random suffix, so that two rollbacks in the same second do not conflict.
         name: format!(
             "{}_before-rollback-{:04x}",
             default_name(Some(point.machine)),
@@ -169,7 +169,7 @@ fn roll_back(
     };
     let request = HostSnapshotRequest {
         guests: vec![GuestRequest { memory: None, ..now }],
-        // Its configuration of now may have other disks than it ran with.
+        // The present configuration may name other disks than those the machine ran with.
         subject: Subject::Datasets(&|_| Vec::new()),
         ..request_of(point.restore.providers, cut, set, Some(point.restore.states))
     };
@@ -185,7 +185,7 @@ fn roll_back(
     ))
 }
 
-/// What would be done; the machine may run while this is looked at.
+/// The plan of a dry run; the machine may be running.
 fn dry_plan(
     args: &RollbackArgs,
     point: &OpenPoint<'_>,
@@ -208,7 +208,7 @@ fn dry_plan(
     Ok(plan)
 }
 
-/// What the options say.
+/// The options of the rollback.
 fn wish<'w>(args: &RollbackArgs) -> RollbackOptions<'w> {
     RollbackOptions {
         configuration: if args.configuration {
@@ -226,7 +226,7 @@ fn wish<'w>(args: &RollbackArgs) -> RollbackOptions<'w> {
     }
 }
 
-/// What a person should know of a plan.
+/// Prints the warnings of a plan.
 pub(crate) fn tell(warnings: &[String], job: Job<'_>) {
     for warning in warnings {
         job.progress.warning(warning);

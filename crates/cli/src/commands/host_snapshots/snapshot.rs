@@ -1,4 +1,4 @@
-//! `holdfast snapshot`: host snapshots of machines and datasets.
+//! `holdfast snapshot`: takes host snapshots of machines and datasets.
 
 use std::borrow::Cow;
 use std::ffi::OsString;
@@ -82,7 +82,7 @@ impl Verb for SnapshotArgs {
     }
 }
 
-/// What `snapshot` answers.
+/// Report of `snapshot`.
 #[derive(Debug, Serialize)]
 struct Taken {
     dry_run: bool,
@@ -90,23 +90,23 @@ struct Taken {
     failed: Vec<FailedDocument>,
 }
 
-/// What was made at one instant.
+/// Host snapshots of one point in time.
 #[derive(Debug, Serialize)]
 struct CutDocument {
-    /// What was asked for.
+    /// The targets as given.
     targets: Vec<String>,
-    /// The instant; null with --dry-run.
+    /// The point in time; null with --dry-run.
     time: Option<String>,
     /// The snapshots, by their full names.
     snapshots: Vec<String>,
-    /// Whether they are of one instant, without relying on the guests being stopped.
+    /// Whether they are of one point in time even without pausing the guests.
     is_one_instant: Option<bool>,
-    /// How long the providers took.
+    /// The time that the providers took.
     cut_us: Option<u64>,
     machines: Vec<GuestDocument>,
-    /// Disks that are not in it: `machine`, `disk`, `reason`.
+    /// Disks that are not included: `machine`, `disk`, `reason`.
     left_out: Vec<LeftOutDocument>,
-    /// Machines in a dry run.
+    /// Running machines, in a dry run.
     would_freeze: Vec<String>,
 }
 
@@ -117,7 +117,7 @@ struct LeftOutDocument {
     reason: String,
 }
 
-/// What could not be made.
+/// A target without a host snapshot.
 #[derive(Debug, Serialize)]
 struct FailedDocument {
     target: String,
@@ -166,18 +166,18 @@ impl Report for Taken {
     }
 }
 
-/// What is made at one instant.
+/// Host snapshots to take at one point in time.
 struct Plan {
     targets: Vec<String>,
     wanted: Vec<HostSnapshotScope>,
     name: String,
-    /// Machines that are frozen, by their place among those that are known.
+    /// Machines to freeze.
     guests: Vec<KnownGuest>,
-    /// Whether it is of a machine, and not of datasets.
+    /// Whether it is for a machine rather than for datasets.
     is_of_machine: bool,
 }
 
-/// Takes snapshots: one cut of all datasets that are named, and one of each machine.
+/// Takes host snapshots: all named datasets together, and each machine by itself.
 fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let (mut wanted, mut words, mut named) = (Vec::new(), Vec::new(), Vec::new());
@@ -239,7 +239,7 @@ fn run(args: &SnapshotArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&done)
 }
 
-/// Refuses what does not go together.
+/// Returns an error if options contradict each other.
 fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
     if args.recursive && !has_dataset {
         return Err(Error::usage(
@@ -262,7 +262,8 @@ fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// The machines that have disks in what is wanted. Where libvirt cannot be asked, that is said: there may be none.
+/// The machines with disks in the requested datasets. If libvirt cannot be reached, a note says so, since there
+/// may be no machines.
 fn guests_in(
     wanted: &[HostSnapshotScope],
     args: &SnapshotArgs,
@@ -285,7 +286,7 @@ fn guests_in(
     Ok(both.filter(|(_, is_there)| *is_there).map(|(guest, _)| guest).collect())
 }
 
-/// What is made for a machine.
+/// The plan for a machine.
 fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<Plan, Error> {
     let name = &guest.description.summary.name;
     let wanted = wanted_of(&guest, "holdfast backup needs no such file system", context)?;
@@ -298,7 +299,7 @@ fn plan_of(guest: KnownGuest, args: &SnapshotArgs, context: &Context) -> Result<
     })
 }
 
-/// The datasets with the disks of a machine. Where one of them is in none, that is refused with this advice.
+/// The datasets of a machine's disks. A disk outside of any dataset is an error with this advice.
 pub(crate) fn wanted_of(
     guest: &KnownGuest,
     advice: impl Into<Cow<'static, str>>,
@@ -328,7 +329,8 @@ pub(crate) fn wanted_of(
     Ok(wanted)
 }
 
-/// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, since names are to sort and to be read elsewhere.
+/// `holdfast_web1_2026-11-22_16:45:10Z`: in UTC, so that names sort by time and are unambiguous on other
+/// hosts.
 pub(crate) fn default_name(machine: Option<&str>) -> String {
     name_of_instant(machine, time::now())
 }
@@ -404,7 +406,7 @@ fn take(
     take_host_snapshots(&request, &mut || (), job)
 }
 
-/// What is asked of a machine that is to hold still, and where what is kept of it goes.
+/// How a machine is paused or frozen, and where its state is stored.
 pub(crate) fn held_still<'g>(
     guest: &'g KnownGuest,
     quiesce: QuiesceWhen,
@@ -418,7 +420,7 @@ pub(crate) fn held_still<'g>(
     })
 }
 
-/// Refuses a machine whose disks are not in what is wanted of them any more.
+/// Returns an error if a machine's disks have moved out of the requested datasets.
 pub(crate) fn check_moved(guest: &GuestRequest<'_>, wanted: &[HostSnapshotScope]) -> holdfast_engine::Result<()> {
     if guest.places.wanted_with_bases() == wanted {
         return Ok(());
@@ -431,7 +433,7 @@ pub(crate) fn check_moved(guest: &GuestRequest<'_>, wanted: &[HostSnapshotScope]
     .into())
 }
 
-/// A host snapshot for which no machine has to hold still yet.
+/// A request for host snapshots, without any machines to pause yet.
 pub(crate) fn request_of<'a>(
     providers: &'a Providers,
     cut: NamedSnapshotSet,
@@ -450,7 +452,7 @@ pub(crate) fn request_of<'a>(
     }
 }
 
-/// Disks of a machine that are not in what is wanted.
+/// Disks of a machine that are outside of the requested datasets.
 fn left_out(guest: &KnownGuest, wanted: &[HostSnapshotScope]) -> Vec<LeftOutDocument> {
     let machine = &guest.description.summary.name;
     let document = |disk: &str, reason: String| LeftOutDocument {

@@ -1,4 +1,4 @@
-//! `holdfast archive`: machine archives and packed streams in files, without a repository.
+//! `holdfast archive`: inspects machine archives and packed streams, without a repository.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -129,12 +129,12 @@ struct ReadArgs {
     job: JobArgs,
 }
 
-/// What `archive info` answers.
+/// Report of `archive info`.
 #[derive(Debug, Serialize)]
 struct ArchiveInfo {
     #[serde(flatten)]
     what: ArchivedMachine,
-    /// Blocks that the index behind it names; none where it has no index.
+    /// Number of blocks in the index; none if there is no index.
     index_block_count: Option<u64>,
     #[serde(skip)]
     name: String,
@@ -172,19 +172,19 @@ fn info(args: &ArchiveInfoArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Blocks of the index behind a file, where it has one that can be read.
+/// Number of blocks in a file's index, if it has a readable one.
 fn index_of(path: &Path) -> Option<u64> {
     let file = Some(path).filter(|path| path.is_file()).map(open_packed)?;
     Some(file.ok()?.index().entries().len() as u64)
 }
 
-/// What `archive check` answers.
+/// Report of `archive check`.
 #[derive(Debug, Serialize)]
 struct ArchiveChecked {
-    /// What it is; none for a packed stream that is no machine archive.
+    /// The kind of archive; none for a packed stream that is no machine archive.
     archive: Option<&'static str>,
     packing: &'static str,
-    /// Blocks that were compared with the index; none where there is no index.
+    /// Blocks that were compared with the index; none if there is no index.
     index_block_count: Option<u64>,
     archive_bytes: u64,
     disks: Vec<ArchiveDisk>,
@@ -253,7 +253,7 @@ fn check(args: &ArchiveCheckArgs, context: &Context) -> Result<Exit, Error> {
     let (packing, checked) = match &packed {
         None => {
             let stream = compress::input(Some(&args.archive), context)?;
-            // What comes from standard input is not read a second time.
+            // Standard input cannot be read a second time.
             let again = args.archive.is_file().then_some(&args.archive);
             let again = again.map(|path| compress::input(Some(path), context)).transpose()?;
             context.work(thread_count, |job| check_unindexed(stream, again, job))?
@@ -285,7 +285,8 @@ fn check(args: &ArchiveCheckArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Reads it once: each block is compared with the index, and what is in them with the checksums of the archive, if it is one.
+/// Reads the file once: compares each block with the index, and the content with the checksums of the archive if it is
+/// one.
 fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Option<CheckedArchive>> {
     let threads = compress::threads(job.thread_count, None).count;
     let attempt = |images| check_archive(Box::new(file.stream(threads)), images, job);
@@ -299,7 +300,8 @@ fn check_indexed(file: &PackedFile, job: Job<'_>) -> holdfast_engine::Result<Opt
     }
 }
 
-/// Reads what has no index: a machine archive, or else a packed stream, which is then read `again`.
+/// Reads a file without an index: a machine archive, or else a packed stream, which is then read `again` from
+/// the start.
 fn check_unindexed(
     stream: Box<dyn Read + Send>,
     again: Option<Box<dyn Read + Send>>,
@@ -326,7 +328,7 @@ fn is_without_index(error: &holdfast_engine::Error) -> bool {
     )
 }
 
-/// What is packed there is something else, or shorter than any machine.
+/// Whether the error means that the packed content is no machine archive.
 fn is_no_archive(error: &holdfast_engine::Error) -> bool {
     matches!(
         error,

@@ -1,4 +1,4 @@
-//! `holdfast compress`: a stream is packed on all cores, with an index behind it.
+//! `holdfast compress`: compresses a stream on all cores and appends an index.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -50,7 +50,7 @@ pub(crate) struct PackingArgs {
 }
 
 impl PackingArgs {
-    /// What was asked for, if anything was.
+    /// The requested format, if any.
     pub(crate) fn packing(&self) -> Option<Packing> {
         match (self.gzip, self.zstd) {
             (true, _) => Some(Packing::Gzip),
@@ -59,7 +59,7 @@ impl PackingArgs {
         }
     }
 
-    /// How hard.
+    /// The compression level.
     pub(crate) fn level(&self) -> Option<i32> {
         self.level
     }
@@ -92,7 +92,6 @@ fn parse_load(text: &str) -> Result<f64, String> {
     load.ok_or_else(|| "a load is a number above 0, as 4 or 1.5".to_owned())
 }
 
-/// Packs or unpacks.
 fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("compress")?;
     refuse_terminal()?;
@@ -125,7 +124,7 @@ fn run(args: &CompressArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok)
 }
 
-/// Threads, of which all but one may have to wait.
+/// The number of threads; all but one of them may have to wait while the load is high.
 pub(crate) fn threads(count: usize, load_max: Option<f64>) -> Threads {
     Threads {
         count: NonZero::new(count).unwrap_or(NonZero::<usize>::MIN),
@@ -133,7 +132,7 @@ pub(crate) fn threads(count: usize, load_max: Option<f64>) -> Threads {
     }
 }
 
-/// A file, or standard input, which may be silent for long: an interrupt ends the wait.
+/// A file or standard input. An interrupt ends a read that blocks.
 pub(crate) fn input(path: Option<&std::path::Path>, context: &Context) -> Result<Box<dyn Read + Send>, Error> {
     let interrupt = context.interrupt()?;
     let input = if let Some(path) = path.filter(|path| path.as_os_str() != "-") {
@@ -186,7 +185,8 @@ fn unpack(
     }
 }
 
-/// What is not packed is not passed on as if it had been unpacked: its sender may have failed at the first bytes.
+/// The error for input that is not compressed. It is not copied as it is: the sender may have failed at the first
+/// bytes.
 fn not_packed(start: &[u8]) -> ArchiveError {
     let is_cut = |magic: &[u8]| magic.starts_with(start);
     if is_cut(&[0x1f, 0x8b]) || is_cut(&[0x28, 0xb5, 0x2f, 0xfd]) {
@@ -202,7 +202,7 @@ fn not_packed(start: &[u8]) -> ArchiveError {
     }
 }
 
-/// How fast it went.
+/// The size and speed of the compression.
 fn summary(packed: Packed, duration: std::time::Duration) -> String {
     let mut parts = vec![
         format!("{} packed", units::bytes(packed.unpacked_bytes)),

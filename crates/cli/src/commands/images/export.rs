@@ -1,4 +1,5 @@
-//! `holdfast export`: a machine in a snapshot becomes an archive for another hypervisor, or a folder of images.
+//! `holdfast export`: writes a machine in a snapshot to an archive for another hypervisor, or to a folder of
+//! images.
 
 mod kind;
 mod now;
@@ -128,13 +129,13 @@ impl Verb for ExportArgs {
     }
 }
 
-/// What `export` answers.
+/// Report of `export`.
 #[derive(Debug, Serialize)]
 struct ExportDone {
     dry_run: bool,
     target: String,
     format: &'static str,
-    /// The snapshot; null of a machine as it was at this moment.
+    /// The snapshot; null for a machine that was read directly.
     snapshot: Option<String>,
     machine: String,
     name: String,
@@ -147,9 +148,9 @@ struct ExportDone {
     is_registered: bool,
     /// The machine in a pool of XenServer.
     uuid: Option<String>,
-    /// How the machine was read; null of a snapshot.
+    /// How the machine was read; null for a snapshot.
     instant: Option<ExportInstantDocument>,
-    /// The memory that it goes on from; null where it starts.
+    /// Bytes of memory from which it resumes; null if it starts afresh.
     memory_bytes: Option<u64>,
 }
 
@@ -184,7 +185,7 @@ impl ExportDone {
 }
 
 impl ExportDone {
-    /// A machine that is in a pool now.
+    /// A machine that was exported to a pool.
     fn in_pool(report: ExportReport, target: String, uuid: String) -> Self {
         Self {
             uuid: Some(uuid),
@@ -251,7 +252,6 @@ impl Report for ExportDone {
     }
 }
 
-/// Exports.
 fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     check_source(args)?;
     if let Some(address) = args.target.to_str().filter(|text| XenAddress::has_scheme(text)) {
@@ -306,13 +306,14 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
     let settings = report.settings_file.clone();
     let mut done = ExportDone::new(report, args.target.display().to_string(), kind);
     if let (Some(manager), Some(settings)) = (manager, settings) {
-        // The folder is complete without this, and can be registered later.
+        // If this fails, the folder is complete all the same, and can be registered later.
         done.is_registered = is_registered(manager, &settings, context);
     }
     context.report(&done)
 }
 
-/// Whether VirtualBox takes the machine in. Where not, the folder is whole all the same, and can be registered later.
+/// Registers the machine with VirtualBox. If that fails, the folder is complete all the same, and can be registered
+/// later.
 fn is_registered(manager: &VBoxManage, settings: &Path, context: &Context) -> bool {
     let Err(error) = manager.register(settings) else {
         return true;
@@ -328,7 +329,7 @@ fn is_registered(manager: &VBoxManage, settings: &Path, context: &Context) -> bo
     false
 }
 
-/// Has `work` export what is asked for.
+/// Calls `work` with the source of the export.
 fn from<T>(
     args: &ExportArgs,
     context: &Context,
@@ -355,7 +356,7 @@ fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
     })
 }
 
-/// What is exported, and options that are about something else.
+/// Returns an error if options do not fit the source.
 fn check_source(args: &ExportArgs) -> Result<(), Error> {
     if args.with_memory && args.new_identity {
         return Err(Error::usage(
@@ -387,7 +388,7 @@ fn check_source(args: &ExportArgs) -> Result<(), Error> {
     }
 }
 
-/// What a person hears of an archive that is on standard output.
+/// Prints the report to standard error if the archive goes to standard output.
 fn tell_beside_stream(report: &ExportReport, context: &Context) {
     if report.memory_bytes.is_some() {
         let note = "it is suspended: import it with xe vm-import preserve=true, and resume it with xe vm-resume";
@@ -398,7 +399,7 @@ fn tell_beside_stream(report: &ExportReport, context: &Context) {
     }
 }
 
-/// Where it goes.
+/// The target of the export.
 fn target_of(
     args: &ExportArgs,
     kind: ExportKind,

@@ -1,4 +1,4 @@
-//! `holdfast import`: the machine in an archive becomes a snapshot, or images in a folder.
+//! `holdfast import`: imports the machine in an archive to a snapshot, or to images in a folder.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ impl Verb for ImportArgs {
     }
 }
 
-/// What `import` answers.
+/// Report of `import`.
 #[derive(Debug, Serialize)]
 struct ImportDone {
     dry_run: bool,
@@ -99,7 +99,7 @@ struct ImportDone {
     archive_bytes: u64,
     folder: Option<String>,
     snapshot: Option<SnapshotDocument>,
-    /// Of a dry run: the machine that the snapshot would be listed under.
+    /// Of a dry run: the name under which the snapshot would be listed.
     listed_as: Option<String>,
     stored_bytes: Option<u64>,
     duration_ms: u64,
@@ -115,7 +115,7 @@ pub(crate) struct ArchivedMachine {
     dropped: Vec<DroppedDocument>,
 }
 
-/// A machine, as all hypervisors know it.
+/// The properties of a machine that all hypervisors have.
 #[derive(Debug, Serialize)]
 struct ImportedMachine {
     name: String,
@@ -144,7 +144,7 @@ struct ImportedDiskDocument {
     path: Option<String>,
 }
 
-/// What has no meaning on the other side.
+/// A property that the target hypervisor does not support.
 #[derive(Debug, Serialize)]
 pub(crate) struct DroppedDocument {
     what: String,
@@ -219,7 +219,7 @@ impl ArchivedMachine {
     }
 }
 
-/// Lists what was dropped, for a person.
+/// Lists what was dropped, as text.
 pub(crate) fn list_dropped(dropped: &[DroppedDocument], page: &mut Page) {
     for dropped in dropped {
         page.line(&format!("  not carried over: {}: {}", dropped.what, dropped.why));
@@ -263,7 +263,7 @@ impl Report for ImportDone {
 }
 
 impl ArchivedMachine {
-    /// What it consists of, for a person.
+    /// Lists the parts of the machine, as text.
     pub(crate) fn body(&self, page: &mut Page) {
         let machine = &self.machine;
         page.line(&format!(
@@ -294,8 +294,8 @@ impl ArchivedMachine {
     }
 }
 
-/// Reads an archive. Where one of its images cannot be read as it comes, and the archive is a file, it is read again, with such images kept in
-/// temporary files.
+/// Reads an archive. If an image in it cannot be read sequentially and the archive is a file, the archive is read
+/// again, with such images extracted to temporary files.
 pub(crate) fn read_archive<T>(
     path: &Path,
     context: &Context,
@@ -319,7 +319,6 @@ pub(crate) fn read_archive<T>(
     })
 }
 
-/// Imports.
 fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.format.unwrap_or(Format::Qcow2);
     if args.compress && format != Format::Qcow2 {
@@ -338,7 +337,6 @@ fn run(args: &ImportArgs, context: &Context) -> Result<Exit, Error> {
     }
 }
 
-/// Imports into a folder.
 fn into_folder(args: &ImportArgs, folder: &Path, domain: &Domain, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let request = ImportFolder {
@@ -378,7 +376,6 @@ fn into_folder(args: &ImportArgs, folder: &Path, domain: &Domain, context: &Cont
     context.report(&done)
 }
 
-/// Imports into a repository.
 fn into_repository(args: &ImportArgs, domain: &Domain, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let repository = context.open_repository()?;

@@ -1,4 +1,4 @@
-//! `holdfast gc`: give back the space of what no snapshot needs.
+//! `holdfast gc`: frees the space of data that no snapshot uses.
 
 use holdfast_engine::{AcceptedName, GcOutcome, accept_loss, gc};
 use holdfast_repo::{GcPlan, GcReport};
@@ -63,7 +63,7 @@ impl Verb for GcArgs {
     }
 }
 
-/// What `gc` answers.
+/// Report of `gc`.
 #[derive(Debug, Serialize)]
 struct Collected {
     dry_run: bool,
@@ -83,7 +83,7 @@ struct PlanDocument {
     live_pack_count: u64,
     live_bytes: u64,
     writers: Vec<String>,
-    /// Packs that snapshots need and that do not exist.
+    /// Missing packs that snapshots need.
     missing_packs: Vec<String>,
 }
 
@@ -191,7 +191,6 @@ impl Report for Collected {
     }
 }
 
-/// Gives back space.
 fn run(args: &GcArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     let repository = context.open_repository()?;

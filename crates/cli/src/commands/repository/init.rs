@@ -1,4 +1,4 @@
-//! `holdfast init`: make a repository.
+//! `holdfast init`: creates a repository.
 
 use std::ffi::{OsStr, OsString};
 
@@ -63,11 +63,11 @@ impl Verb for InitArgs {
     }
 }
 
-/// What `init` answers.
+/// Report of `init`.
 #[derive(Debug, Serialize)]
 struct Made {
     dry_run: bool,
-    /// Null of a dry run.
+    /// Null in a dry run.
     id: Option<String>,
     location: String,
     encrypted: bool,
@@ -116,7 +116,6 @@ impl Report for Made {
     }
 }
 
-/// Makes the repository.
 fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
     let location = context.new_location()?;
     if args.no_encryption && context.is_password_of_this_repository()? {
@@ -160,7 +159,7 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
         cipher,
         paper_key,
     } = init(&request, &context.environment())?;
-    // Network and removable file systems may show any owner and mode, so this is no refusal.
+    // Network and removable file systems may show any owner and mode, so this is only a warning.
     if let Ok(Some(why)) = why_not_private(location.path()) {
         context.console().warning(&format!(
             "others can change the repository, or put another one in its place: {why}; keep it in a folder that only you can write"
@@ -177,7 +176,7 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// The repository that the new one is made like.
+/// The repository given by `--like`.
 fn open_like(other: &OsStr, args: &InitArgs, context: &Context) -> Result<Repository, Error> {
     let source = PasswordSource::choose_like(&args.like_password);
     let options = "--like-password-file FILE or --like-password-command COMMAND";
@@ -192,7 +191,7 @@ fn cipher_name(cipher: Cipher) -> &'static str {
     }
 }
 
-/// AES where the processor has instructions for it; without them it is slow, and its timing reveals the key.
+/// AES if the processor has instructions for it; without them AES is slow, and its timing reveals the key.
 #[cfg(target_arch = "x86_64")]
 fn fastest_cipher() -> Cipher {
     if std::arch::is_x86_feature_detected!("aes") && std::arch::is_x86_feature_detected!("pclmulqdq") {
@@ -202,7 +201,7 @@ fn fastest_cipher() -> Cipher {
     }
 }
 
-/// AES where the processor has instructions for it; without them it is slow, and its timing reveals the key.
+/// AES if the processor has instructions for it; without them AES is slow, and its timing reveals the key.
 #[cfg(target_arch = "aarch64")]
 fn fastest_cipher() -> Cipher {
     if std::arch::is_aarch64_feature_detected!("aes") && std::arch::is_aarch64_feature_detected!("pmull") {
@@ -212,7 +211,7 @@ fn fastest_cipher() -> Cipher {
     }
 }
 
-/// What needs no instructions of its own.
+/// The cipher that needs no special instructions.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 fn fastest_cipher() -> Cipher {
     Cipher::ChaCha20Poly1305

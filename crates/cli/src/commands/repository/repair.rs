@@ -1,4 +1,4 @@
-//! `holdfast repair`: repair what can be repaired, and name what is lost.
+//! `holdfast repair`: repairs what can be repaired, and lists what is lost.
 
 use holdfast_engine::{RepairOutcome, repair};
 use holdfast_repo::RepairAction;
@@ -43,7 +43,7 @@ impl Verb for RepairArgs {
     }
 }
 
-/// What `repair` answers.
+/// Report of `repair`.
 #[derive(Debug, Serialize)]
 struct Repaired {
     dry_run: bool,
@@ -51,7 +51,7 @@ struct Repaired {
     healed_bytes: u64,
     lost_bytes: u64,
     deleted_packs: Vec<String>,
-    /// What is wrong now; after mending, what is still wrong.
+    /// The present problems; after a repair the remaining ones.
     findings: Vec<MonitorFinding>,
     unlisted_finding_count: u64,
 }

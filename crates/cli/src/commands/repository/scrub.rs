@@ -1,4 +1,4 @@
-//! `holdfast scrub`: read everything at rest, to find damage before it is needed.
+//! `holdfast scrub`: reads all stored data to find damage before a restore needs it.
 
 use holdfast_engine::scrub;
 use serde::Serialize;
@@ -39,7 +39,7 @@ impl Verb for ScrubArgs {
     }
 }
 
-/// What `scrub` answers.
+/// Report of `scrub`.
 #[derive(Debug, Serialize)]
 struct Scrubbed {
     pack_count: u64,
@@ -85,7 +85,6 @@ impl Report for Scrubbed {
     }
 }
 
-/// Scrubs.
 fn run(args: &ScrubArgs, context: &Context) -> Result<Exit, Error> {
     holdfast_engine::lower_priority();
     let repository = context.open_repository()?;

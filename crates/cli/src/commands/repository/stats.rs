@@ -1,4 +1,4 @@
-//! `holdfast stats`: a repository in figures.
+//! `holdfast stats`: shows statistics of a repository.
 
 use holdfast_engine::stats;
 use holdfast_repo::Statistics;
@@ -27,7 +27,7 @@ impl Verb for StatsArgs {
     }
 }
 
-/// What `stats` answers.
+/// Report of `stats`.
 #[derive(Debug, Serialize)]
 struct Figures {
     snapshot_count: u64,
@@ -44,7 +44,7 @@ struct Figures {
     pack_count: u64,
     dedup_ratio: f64,
     compression_ratio: f64,
-    /// Snapshots that are gone although they were not removed.
+    /// Snapshots that disappeared without having been removed by Holdfast.
     lost: Vec<String>,
 }
 
@@ -122,7 +122,6 @@ impl Report for Figures {
     }
 }
 
-/// Measures.
 fn run(_args: &StatsArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let statistics = context.work(1, |job| stats(&repository, job))?;

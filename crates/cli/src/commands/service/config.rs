@@ -1,6 +1,6 @@
-//! `holdfast config`: what a configuration says, before anything acts by it.
+//! `holdfast config`: checks and shows configuration files.
 //!
-//! Here are checks of both kinds of files, and what a sanoid.conf means; what a holdfast.toml means is in `jobs.rs`.
+//! This file checks both kinds of files and shows a sanoid.conf; `jobs.rs` shows a holdfast.toml.
 
 mod jobs;
 
@@ -121,33 +121,33 @@ impl Verb for ConfigShowArgs {
     }
 }
 
-/// What `config check` answers.
+/// Report of `config check`.
 #[derive(Debug, Serialize)]
 struct ConfigChecked {
     file: String,
-    /// What is wrong, in words, in the order of the lines.
+    /// Errors in words, ordered by line.
     errors: Vec<String>,
-    /// What is hardly meant.
+    /// Settings that are probably mistakes.
     doubts: Vec<String>,
 }
 
-/// What `config show` answers.
+/// Report of `config show`.
 #[derive(Debug, Serialize)]
 struct ConfigShown {
     file: String,
     datasets: Vec<DatasetPolicyDocument>,
-    /// What is hardly meant.
+    /// Settings that are probably mistakes.
     doubts: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
 struct DatasetPolicyDocument {
     name: String,
-    /// Whether snapshots are taken of it.
+    /// Whether snapshots of it are taken.
     takes: bool,
-    /// Whether they are taken with those of all datasets below it, of one instant.
+    /// Whether its snapshots include all datasets below it, at one point in time.
     is_tree: bool,
-    /// Whether its snapshots are removed when they have served their time.
+    /// Whether its expired snapshots are removed.
     prunes: bool,
     settings: Vec<SettingDocument>,
 }
@@ -156,14 +156,14 @@ struct DatasetPolicyDocument {
 struct SettingDocument {
     key: &'static str,
     value: String,
-    /// The section that it is set in; null where it is not set.
+    /// The section with the setting; null if it has its default.
     section: Option<String>,
-    /// The line, from 1; null where it is not set.
+    /// The line with the setting, from 1; null if it has its default.
     line: Option<u32>,
 }
 
 impl SettingDocument {
-    /// Of a setting that was set by `origin`.
+    /// A setting that `origin` set.
     fn new(key: &'static str, value: &str, origin: &Origin) -> Self {
         let (section, line) = match origin {
             Origin::Default => (None, None),
@@ -177,7 +177,7 @@ impl SettingDocument {
         }
     }
 
-    /// The setting, its value, and where it comes from.
+    /// The setting, its value, and its origin.
     fn row(&self) -> [String; 3] {
         let from = match (&self.section, self.line) {
             (Some(section), Some(line)) => format!("line {line}, [{section}]"),
@@ -187,7 +187,7 @@ impl SettingDocument {
     }
 }
 
-/// How an answer ends that has nothing worse than doubts.
+/// The exit code if there are at most doubts.
 fn exit_of(doubts: &[String]) -> Exit {
     if doubts.is_empty() { Exit::Ok } else { Exit::Warnings }
 }
@@ -293,9 +293,9 @@ fn check(args: &ConfigCheckArgs, context: &Context) -> Result<Exit, Error> {
 /// Which settings are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum SettingsShown {
-    /// Those that a file gives.
+    /// Settings that the file contains.
     Given,
-    /// The default values, too.
+    /// Also default values.
     All,
 }
 

@@ -1,4 +1,4 @@
-//! `holdfast daemon` and `holdfast run`: the jobs of a holdfast.toml, when they are due, or now.
+//! `holdfast daemon` and `holdfast run`: run the jobs of a holdfast.toml on schedule or immediately.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -85,11 +85,11 @@ impl Verb for RunArgs {
     }
 }
 
-/// What `run` answers.
+/// Report of `run`.
 #[derive(Debug, Serialize)]
 struct Ran {
     runs: Vec<RunDocument>,
-    /// Jobs that run already, or that others keep away.
+    /// Jobs that are running already, or that wait for other jobs.
     busy: Vec<String>,
     #[serde(skip)]
     exit: Exit,
@@ -122,14 +122,13 @@ impl Report for Ran {
     }
 }
 
-/// Does jobs until it is asked to stop.
+/// Runs jobs until a signal asks it to stop.
 fn run_daemon(args: &DaemonArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("daemon")?;
     act(&args.file, &args.state, RunMode::Forever, context)?;
     Ok(Exit::Ok)
 }
 
-/// Does jobs now.
 fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
     let mode = if args.due {
         RunMode::Due
@@ -144,7 +143,7 @@ fn run(args: &RunArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// What was worst.
+/// The worst exit code.
 fn exit(report: &DaemonReport) -> Exit {
     let outcomes = report.runs.iter().map(|run| RunOutcome::from_word(&run.outcome));
     let exits = outcomes.map(|outcome| match outcome {
@@ -239,7 +238,8 @@ pub(crate) fn host() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// What jobs do not get of our environment: what is only ours, and what would say twice what their command lines say.
+/// Variables that are removed from the environment of jobs: those of this process only, and those that repeat
+/// settings of the jobs' command lines.
 fn withheld() -> Vec<String> {
     let names = [
         environment::REPOSITORY,
@@ -252,7 +252,8 @@ fn withheld() -> Vec<String> {
     names.map(str::to_owned).to_vec()
 }
 
-/// SIGTERM and SIGINT stop it; SIGHUP has a daemon read its configuration again; SIGUSR1 asks what it does.
+/// SIGTERM and SIGINT stop the scheduler; SIGHUP reloads the configuration of a daemon; SIGUSR1 requests its
+/// status.
 fn hear_signals(sender: Sender<DaemonEvent>, is_forever: bool) -> Result<(), Error> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1]).map_err(Error::Signals)?;
     let hear = move || {
@@ -274,7 +275,7 @@ fn hear_signals(sender: Sender<DaemonEvent>, is_forever: bool) -> Result<(), Err
         .map_err(Error::Signals)
 }
 
-/// The run of a verb that is no job of a holdfast.toml, in the same journal.
+/// Records the run of a verb that is not a job of a holdfast.toml in the same journal.
 pub(crate) fn note(entry: RunEntry, context: &Context) {
     let state = StateFileArgs { state: None };
     let Ok(folder) = state.folder(context) else { return };

@@ -1,4 +1,4 @@
-//! `holdfast jobs`: the jobs of a holdfast.toml, when they run next, and how they went.
+//! `holdfast jobs`: lists the jobs of a holdfast.toml, their next and last runs.
 
 use holdfast_daemon::{JobRecord, JobRecords};
 use holdfast_policy::config::Job;
@@ -36,7 +36,7 @@ impl Verb for JobsArgs {
     }
 }
 
-/// What `jobs` answers.
+/// Report of `jobs`.
 #[derive(Debug, Serialize)]
 struct JobsListed {
     jobs: Vec<JobDocument>,
@@ -47,18 +47,18 @@ struct JobDocument {
     name: String,
     kind: &'static str,
     enabled: bool,
-    /// When it runs next; null where never, and where it runs.
+    /// When it runs next; null if never, or if it is running.
     next: Option<String>,
-    /// Since when it runs.
+    /// When the present run began.
     running_since: Option<String>,
     /// When its last run ended.
     last_end: Option<String>,
     last_outcome: Option<&'static str>,
-    /// Since when it fails.
+    /// When it began to fail.
     failing_since: Option<String>,
-    /// Machines that have no fresh snapshot.
+    /// Machines without a recent snapshot.
     silent: Vec<String>,
-    /// Of the next run, the last one, and the first failure.
+    /// Local times of the next run, the last run, and the first failure.
     #[serde(skip)]
     local: [String; 3],
 }
@@ -114,7 +114,6 @@ impl Report for JobsListed {
     }
 }
 
-/// Lists.
 fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
     let records = JobRecords::new(&args.state.folder(context)?);
@@ -127,7 +126,8 @@ fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&JobsListed { jobs })
 }
 
-/// When a job runs next, by its record, which is corrected where only a wrong clock can have made it; none where never, and while it runs.
+/// The next run of a job according to its record, which is corrected if only a wrong clock can explain it; `None` if
+/// there is none or the job is running.
 pub(super) fn next_run(job: &Job, record: &mut JobRecord, now: Timestamp, context: &Context) -> Option<Timestamp> {
     let timing = job.timing(&crate::commands::service::daemon::host());
     record.state.normalize(&timing, context.zone(), now);

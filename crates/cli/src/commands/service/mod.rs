@@ -1,4 +1,4 @@
-//! Verbs of the scheduler, and those that monitor.
+//! Verbs of the scheduler, and of monitoring.
 
 mod config;
 pub(crate) mod daemon;

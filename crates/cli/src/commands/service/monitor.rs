@@ -1,4 +1,4 @@
-//! `holdfast monitor`: whether a policy is met and how its pools are, for programs that watch over hosts.
+//! `holdfast monitor`: checks policies and pools, for monitoring systems.
 
 mod check;
 mod machines;

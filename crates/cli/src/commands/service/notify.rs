@@ -1,4 +1,4 @@
-//! `holdfast notify`: a test message to a recipient of a holdfast.toml.
+//! `holdfast notify`: sends a test message to a recipient of a holdfast.toml.
 
 use holdfast_daemon::{Message, Notice, deliver};
 use holdfast_policy::config::{Channel, Event};
@@ -36,12 +36,12 @@ impl Verb for NotifyArgs {
     }
 }
 
-/// What `notify` answers.
+/// Report of `notify`.
 #[derive(Debug, Serialize)]
 struct Sent {
     name: String,
     by: &'static str,
-    /// Why it could not be delivered; null where it was.
+    /// Why it could not be delivered; null if it was.
     error: Option<String>,
 }
 
@@ -69,7 +69,6 @@ impl Report for Sent {
     }
 }
 
-/// Sends.
 fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
     let config = args.file.load(context)?;
     let Some(notify) = config.recipients.iter().find(|notify| notify.name == args.name) else {

@@ -1,4 +1,4 @@
-//! `holdfast runs`: the journal of runs.
+//! `holdfast runs`: lists past runs.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 use crate::units;
 
-/// Snapshots that a summary of a run names; more are counted.
+/// Number of snapshots that the summary of a run names; more are only counted.
 const SNAPSHOTS_NAMED_MAX: usize = 4;
 
 /// Arguments of `runs`.
@@ -56,7 +56,7 @@ impl Verb for RunsArgs {
     }
 }
 
-/// What `runs` answers.
+/// Report of `runs`.
 #[derive(Debug, Serialize)]
 struct RunsListed {
     runs: Vec<RunDocument>,
@@ -65,7 +65,7 @@ struct RunsListed {
     is_long: bool,
 }
 
-/// A run for people and documents.
+/// A run, as text and in JSON documents.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunDocument {
     #[serde(flatten)]
@@ -116,7 +116,7 @@ impl RunDocument {
         units::duration(Duration::from_millis(self.run.duration_ms))
     }
 
-    /// Why it was not done, or what it has achieved.
+    /// The error or the result of the run.
     fn result(&self) -> String {
         self.run.error.clone().unwrap_or_else(|| achieved(&self.run))
     }
@@ -156,14 +156,14 @@ impl RunDocument {
     }
 }
 
-/// Whether its snapshots are of several machines.
+/// Whether its snapshots belong to several machines.
 fn has_several_machines(run: &RunEntry) -> bool {
     let mut snapshots = run.result.snapshots.iter();
     let first = snapshots.next();
     first.is_some_and(|first| snapshots.any(|other| other.machine != first.machine))
 }
 
-/// What a run has achieved, and how long it took.
+/// The result and the duration of a run.
 pub(crate) fn summary(run: &RunEntry) -> String {
     let took = units::duration(Duration::from_millis(run.duration_ms));
     match achieved(run) {
@@ -172,7 +172,7 @@ pub(crate) fn summary(run: &RunEntry) -> String {
     }
 }
 
-/// What a run has achieved: its snapshots, bytes and warnings; empty where its program said nothing of it.
+/// The result of a run: its snapshots, bytes and warnings; empty if its program reported nothing.
 fn achieved(run: &RunEntry) -> String {
     let result = &run.result;
     let mut parts = Vec::new();
@@ -230,7 +230,7 @@ pub(crate) fn run_table(runs: &[RunDocument], page: &mut Page) {
     page.table(&table);
 }
 
-/// Runs with their times as people here read them.
+/// Runs with local times.
 pub(crate) fn documents(runs: &[RunEntry], context: &Context) -> Vec<RunDocument> {
     let local = |text: &str| {
         let time = text.parse::<Timestamp>().ok();
@@ -250,7 +250,7 @@ fn has_job(entries: &[JournalEntry], wanted: &str) -> bool {
     })
 }
 
-/// Refuses a job that has never run, unless holdfast.toml has it.
+/// Returns an error for a job that has never run and is not in holdfast.toml.
 fn refuse_unknown(job: &str, context: &Context) -> Result<(), Error> {
     let file = HoldfastFileArgs::default();
     if file.load(context).is_ok_and(|config| config.job(job).is_some()) {
@@ -266,7 +266,6 @@ fn refuse_unknown(job: &str, context: &Context) -> Result<(), Error> {
     ))
 }
 
-/// Lists.
 fn run(args: &RunsArgs, context: &Context) -> Result<Exit, Error> {
     let journal = JobJournal::new(&args.state.folder(context)?);
     let is_wanted = |job: &String| args.jobs.is_empty() || args.jobs.contains(job);

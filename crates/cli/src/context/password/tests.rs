@@ -12,7 +12,7 @@ use crate::errors::{PASSWORD_BYTES_MAX, PasswordError};
 use crate::process::environment::Environment;
 use crate::process::terminal::Prompt;
 
-/// A user at a terminal, who types the given lines.
+/// A simulated user who types the given lines.
 struct Person(RefCell<Vec<&'static str>>);
 
 impl Prompt for Person {

@@ -1,4 +1,4 @@
-//! What to do about errors of machine archives.
+//! Advice on errors of machine archives.
 
 use std::io::ErrorKind;
 
@@ -194,7 +194,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
     }
 }
 
-/// A machine that has crashed stays so until it is ended; in other states it is for a moment.
+/// A crashed machine remains so until it is ended; other states are temporary.
 fn state_advice(machine: &str, word: &str) -> Advice {
     if word == "gurumeditation" {
         return advice(

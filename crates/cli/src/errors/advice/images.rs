@@ -1,4 +1,5 @@
-//! Advice about images, and the files and devices that they are in.
+//! Whether QEMU interprets a name as a protocol instead of a file: `nbd:`, `json:`. A file with such a name
+//! cannot be allowed.
 
 use std::io::ErrorKind;
 
@@ -89,7 +90,7 @@ pub(super) fn io_advice(error: &std::io::Error) -> Advice {
     }
 }
 
-/// Whether QEMU takes a name for something else than a file: `nbd:`, `json:`. A file with such a name cannot be allowed.
+/// Advice about images and about the files and devices that contain them.
 fn is_protocol(name: &str) -> bool {
     name.split_once(':').is_some_and(|(word, _)| {
         word.len() > 1

@@ -1,4 +1,4 @@
-//! What to do about passwords that cannot be had.
+//! Advice on missing or unreadable passwords.
 
 use super::Advice;
 use super::{advice, plain};

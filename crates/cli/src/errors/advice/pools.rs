@@ -1,4 +1,4 @@
-//! What to do about errors of pools of XenServer and XCP-ng.
+//! Advice on errors of XenServer and XCP-ng pools.
 
 use holdfast_engine::XenBackupError;
 use holdfast_host::xapi::XapiError;

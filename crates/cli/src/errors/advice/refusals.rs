@@ -1,4 +1,4 @@
-//! What to do about a machine that is not restored.
+//! Advice on machines that cannot be restored.
 
 use holdfast_engine::Refusal;
 
@@ -6,7 +6,7 @@ use super::Advice;
 use crate::errors::Kind;
 use crate::exit::Exit;
 
-/// What a person may do next.
+/// The advice on a refusal.
 pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
     let (exit, kind, hint) = match refusal {
         Refusal::NoPoint { present, .. } => return no_point(present),
@@ -78,7 +78,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
     }
 }
 
-/// The same where the host or the hypervisor is the reason.
+/// The advice if the host or the hypervisor is the reason.
 fn of_host(refusal: &Refusal) -> (Exit, Kind, &'static str) {
     match refusal {
         Refusal::WouldNotStart { .. } => (
@@ -95,7 +95,7 @@ fn of_host(refusal: &Refusal) -> (Exit, Kind, &'static str) {
     }
 }
 
-/// The same where the machine that is there is the reason.
+/// The advice if the existing machine is the reason.
 fn of_present_machine(refusal: &Refusal) -> (Exit, Kind, &'static str) {
     match refusal {
         Refusal::NotShutOff { .. } => (
@@ -132,7 +132,7 @@ fn machine_gone(machine: &str, point: &str) -> Advice {
     }
 }
 
-/// Which host snapshots there are.
+/// Lists the existing host snapshots.
 fn no_point(present: &[String]) -> Advice {
     let hint = match present {
         [] => "holdfast host list shows which host snapshots there are".to_owned(),

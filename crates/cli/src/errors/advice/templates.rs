@@ -1,4 +1,4 @@
-//! What to do about errors of templates.
+//! Advice on errors of templates.
 
 use holdfast_engine::TemplateError;
 use holdfast_host::SshSignatureError;

@@ -1,6 +1,6 @@
-//! What a person sees of a running job.
+//! Progress display of a running job.
 //!
-//! The job's threads only count ([`ProgressDisplay::advance`] is one atomic addition); a thread of its own draws, so that
+//! The job's threads only count ([`ProgressDisplay::advance`] is one atomic addition); a separate thread draws, so that
 //! a stalled job shows a falling rate instead of a frozen line.
 
 mod rate;
@@ -21,15 +21,15 @@ use crate::process::interrupt::ProgressRequests;
 use crate::process::terminal::StreamKind;
 use crate::units;
 
-/// Time between two drawings on a terminal.
+/// Interval of drawing on a terminal.
 const DRAW_INTERVAL: Duration = Duration::from_millis(100);
-/// Time between two lines in a file.
+/// Interval of lines in a file.
 const LOG_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Time between two events for a program.
+/// Interval of JSON events.
 const EVENT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How progress is shown; messages always are.
+/// How progress is shown; messages are always shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShowProgress {
     /// As a line.
@@ -47,7 +47,7 @@ pub struct ProgressDisplay {
     show: ShowProgress,
     requests: ProgressRequests,
     part: Mutex<Option<Part>>,
-    /// When it began, on the clock.
+    /// The start time of the job.
     start: Duration,
     done: AtomicU64,
     state: Mutex<ProgressState>,
@@ -59,12 +59,12 @@ struct ProgressState {
     total: Option<u64>,
     rate: RateWindow,
     bottleneck: Option<Bottleneck>,
-    /// When the next line may come; none before the first phase.
+    /// The time of the next line; `None` before the first phase.
     next_line: Option<Duration>,
 }
 
 impl ProgressState {
-    /// Where a job stands that began `elapsed` ago; none before its first phase.
+    /// The progress of a job `elapsed` after its start; `None` before its first phase.
     fn line(&self, done: u64, part: Option<Part>, elapsed: Duration) -> Option<ProgressLine<'_>> {
         let (phase, unit) = self.phase.as_ref()?;
         Some(ProgressLine {
@@ -85,7 +85,8 @@ impl ProgressState {
 }
 
 impl ProgressDisplay {
-    /// A display that draws when [`tick`](Self::tick) is called. Requests are answered even where no progress is shown.
+    /// A display that draws when [`tick`](Self::tick) is called. Status requests are answered even if no progress is
+    /// shown.
     pub fn new(console: Arc<Console>, clock: Arc<dyn Clock>, show: ShowProgress, requests: ProgressRequests) -> Self {
         Self {
             console,
@@ -99,7 +100,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// The same for one job of several.
+    /// The same for one of several jobs.
     #[must_use]
     pub fn of_part(self, part: Option<Part>) -> Self {
         Self {
@@ -112,7 +113,7 @@ impl ProgressDisplay {
         *self.part.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Draws by itself until what is returned is dropped.
+    /// Draws automatically until the returned value is dropped.
     pub fn start(self) -> RunningProgress {
         let clock = Arc::clone(&self.clock);
         let display = Arc::new(self);
@@ -129,7 +130,7 @@ impl ProgressDisplay {
         RunningProgress { display }
     }
 
-    /// Draws a line if it is time for one.
+    /// Draws a line if it is due.
     pub fn tick(&self) {
         let now = self.clock.now();
         let done = self.done.load(Ordering::Relaxed);
@@ -155,7 +156,7 @@ impl ProgressDisplay {
         }
     }
 
-    /// Takes the line away, and draws no other: the job has ended.
+    /// Removes the line and draws no other, since the job has ended.
     fn finish(&self) {
         let mut state = self.lock();
         self.end_phase(&state);
@@ -163,7 +164,7 @@ impl ProgressDisplay {
         self.console.clear_progress();
     }
 
-    /// Programs get the last figures of each phase.
+    /// Emits the final values of each phase as an event.
     fn end_phase(&self, state: &ProgressState) {
         if self.show == ShowProgress::Events {
             let (done, elapsed) = (
@@ -214,7 +215,7 @@ impl Progress for ProgressDisplay {
     }
 
     fn part(&self, number: usize, count: usize) {
-        // The phase before was about another one.
+        // The previous phase belonged to another part.
         let mut state = self.lock();
         self.end_phase(&state);
         state.phase = None;
@@ -234,9 +235,9 @@ impl Progress for ProgressDisplay {
     }
 }
 
-/// A display that draws by itself; when this is dropped the line is gone and no other will come.
+/// A display that draws automatically; after it is dropped, the line is removed and no other is drawn.
 ///
-/// To be dropped before the answer is printed, or the two would share a line.
+/// Must be dropped before the report is printed; otherwise both would share a line.
 pub struct RunningProgress {
     display: Arc<ProgressDisplay>,
 }
@@ -251,7 +252,7 @@ impl Deref for RunningProgress {
 
 impl Drop for RunningProgress {
     fn drop(&mut self) {
-        // The drawing thread may hold the display a little longer: that must not draw again.
+        // The drawing thread may hold the display a little longer; it must not draw again.
         self.display.finish();
     }
 }
@@ -338,7 +339,7 @@ mod tests {
         );
     }
 
-    /// SIGUSR1 prints at once and in full, also in a quiet program.
+    /// SIGUSR1 prints a full line immediately, also in a quiet program.
     #[test]
     fn a_request_is_answered_once_whatever_is_shown() {
         for (kind, show, drawn) in [
@@ -391,7 +392,7 @@ mod tests {
         assert_eq!(written.take(), "");
     }
 
-    /// A program that draws its own bar needs the last figures of a phase, however short it was.
+    /// A program with its own progress bar needs the final values of a phase, however short it was.
     #[test]
     fn events_come_every_second_and_at_the_end_of_each_phase() {
         let (console, written) = console(TERMINAL, Verbosity::Quiet);
@@ -443,7 +444,7 @@ mod tests {
         let requests = ProgressRequests::default();
         let display = ProgressDisplay::new(Arc::clone(&console), clock, ShowProgress::Line, requests).start();
         drop(display);
-        // The thread may hold the display for the length of one drawing.
+        // The thread may hold the display for the duration of one drawing.
         while Arc::strong_count(&console) > 1 {
             std::thread::yield_now();
         }

@@ -1,16 +1,16 @@
-//! How fast it goes now, and how long it will take.
+//! The current rate and the estimated remaining time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// How much of the past counts: long enough to be calm, short enough to notice a change.
+/// Length of the averaging window: long enough to be steady, short enough to show a change.
 const WINDOW: Duration = Duration::from_secs(10);
-/// Least time between two samples, which bounds their number.
+/// Minimum time between two samples, which bounds their number.
 const STEP: Duration = Duration::from_millis(250);
-/// Nothing is said about the rate before this much time has been seen.
+/// No rate is reported before this much time was measured.
 const SEEN_MIN: Duration = Duration::from_secs(1);
 
-/// The amounts done at recent times.
+/// Recent samples of the amount done.
 #[derive(Debug, Clone, Default)]
 pub struct RateWindow {
     samples: VecDeque<(Duration, u64)>,
@@ -22,9 +22,9 @@ impl RateWindow {
         Self::default()
     }
 
-    /// At the time `now`, `done` has been done since the start.
+    /// Records that `done` was done in total at time `now`.
     pub fn sample(&mut self, now: Duration, done: u64) {
-        // The newest sample moves on until it is a step away from the one before it.
+        // The newest sample is replaced until it is a step away from the previous one.
         if let [.., (before, _), newest] = self.samples.make_contiguous()
             && now.saturating_sub(*before) < STEP
         {
@@ -37,7 +37,7 @@ impl RateWindow {
         }
     }
 
-    /// Amount per second over the window; none while too little has been seen.
+    /// Amount per second over the window; `None` if too little time was measured.
     pub fn per_second(&self) -> Option<u64> {
         let (&(first_time, first_done), &(last_time, last_done)) = (self.samples.front()?, self.samples.back()?);
         let seen = last_time.saturating_sub(first_time);
@@ -48,7 +48,7 @@ impl RateWindow {
         u64::try_from(done * 1_000_000_000 / seen.as_nanos()).ok()
     }
 
-    /// Time until `total` at the present rate, in whole seconds; none where it does not advance or the total is not known.
+    /// Time until `total` at the present rate, in whole seconds; `None` if the rate is zero or the total is unknown.
     pub fn left(&self, total: u64) -> Option<Duration> {
         let rate = self.per_second().filter(|&rate| rate > 0)?;
         let &(_, done) = self.samples.back()?;

@@ -28,7 +28,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, size_bytes: u64, cluster_bytes: 
         data_offset,
         is_open: false,
     };
-    // The header comes last: without it the file is no valid image.
+    // The header is written last: without it the file is not a valid image.
     file.set_length(data_offset)?;
     file.sync()?;
     file.write_at(&header.to_bytes(), 0)?;

@@ -138,7 +138,7 @@ impl BulkWriter {
         let mut done = 0;
         let mut cluster = clusters.start;
         while cluster < clusters.end {
-            // The previous L2 table comes first: otherwise it would split this range.
+            // The previous L2 table is stored first: otherwise it would split this range.
             let entries = geometry.l2_entries();
             let end = clusters.end.min((cluster / entries + 1) * entries);
             self.begin_table(cluster / entries)?;

@@ -14,7 +14,7 @@ use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::MappedKind;
 use crate::{Error, Result};
 
-/// Writes the beginning of `data` where it cannot be written in place; returns the number of bytes, at least 1.
+/// Writes the beginning of `data` that cannot be written in place; returns the number of bytes, at least 1.
 pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Result<usize> {
     let geometry = state.geometry();
     let within = geometry.offset_in_cluster(offset);
@@ -30,7 +30,7 @@ pub(crate) fn write_new(state: &mut Qcow2State, data: &[u8], offset: u64) -> Res
     Ok(to_usize(length))
 }
 
-/// How many clusters from `cluster` on, in one L2 table, have no host cluster that can be reused.
+/// A host cluster for new data of `cluster` that needs no allocation.
 fn fresh_clusters(state: &Qcow2State, cluster: u64, count_max: u64) -> Result<u64> {
     let entries = state.geometry().l2_entries();
     let count_max = count_max.min(entries - cluster % entries);

@@ -105,7 +105,7 @@ pub(super) struct Checker<'a> {
     pub(super) reserved_count: u64,
     /// Clusters past the end of the disk that nothing else uses.
     past_end_count: u64,
-    /// What the end of the file truncates.
+    /// Structures that the end of the file truncates.
     pub(super) truncated: TruncatedContent,
     /// The largest disk size of a snapshot.
     snapshot_disk_bytes: u64,
@@ -323,7 +323,7 @@ impl<'a> Checker<'a> {
         Ok(l2_tables)
     }
 
-    /// Whether an L2 table may be at `offset`.
+    /// Whether `offset` is a valid location of an L2 table.
     pub(super) fn can_be_table(&self, offset: u64) -> bool {
         self.geometry.is_aligned(offset) && offset < self.file_bytes
     }

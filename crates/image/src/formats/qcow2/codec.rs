@@ -132,7 +132,8 @@ enum CompressorState {
 }
 
 impl ClusterCompressor {
-    /// `level` is that of zlib (1 to 9) or zstd (1 to 19); without one, a good default is used.
+    /// QEMU stores the machine state of a snapshot past the end of the disk, and leaves it in the active
+    /// state after reverting to the snapshot. Then it belongs to the snapshot, and is not wasted.
     pub fn new(compression: Compression, level: Option<u32>) -> crate::Result<Self> {
         let invalid = |detail: String| crate::Error::InvalidOption {
             option: "compression level",

@@ -1,8 +1,8 @@
 //! Tests the order of writes: after a crash at any point the metadata is consistent, and every flushed byte is there.
 //!
 //! A random workload runs on a file that records every write and sync. From every prefix of that record the test
-//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed; our check must find no
-//! corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
+//! builds a file in which unsynced writes are complete, torn or missing, depending on a seed. The check of this
+//! crate must find no corruption in any of them (leaks are allowed), and qemu-img check none in a sample.
 
 #![expect(clippy::disallowed_methods, reason = "the peer judges too")]
 
@@ -77,7 +77,8 @@ fn compressed(options: Qcow2Options, disk: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Takes an internal snapshot with qemu-img.
+/// Tests the order of writes: after a crash at any point the metadata is consistent, and all flushed data is
+/// present.
 fn with_snapshot(bytes: &[u8]) -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("image");

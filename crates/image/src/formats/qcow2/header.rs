@@ -163,7 +163,7 @@ impl Qcow2Header {
         Ok(())
     }
 
-    /// Checks that an L1 table lies in the file and maps a disk of `size_bytes`.
+    /// Checks that an L1 table is inside the file and maps a disk of `size_bytes`.
     pub(crate) fn check_l1(&self, l1: TableLocation, size_bytes: u64, file_bytes: u64, image: &str) -> Result<()> {
         let damaged = |detail: String| corrupt(image, "l1 table", l1.offset, detail);
         let table_bytes = l1.entries * POINTER_BYTES;

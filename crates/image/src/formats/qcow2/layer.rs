@@ -126,8 +126,8 @@ impl Layered for Qcow2Layer {
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {
-        // A cluster (or subcluster) is written in full, up to the end of the disk: bytes that are missing in the file
-        // were cut off.
+        // A cluster (or subcluster) is written in full, up to the end of the disk: missing bytes mean that the file
+        // is truncated.
         self.check_there(host, buffer.len() as u64)?;
         Ok(self.data.read_at(buffer, host)?)
     }

@@ -1,5 +1,5 @@
-//! Writes a new refcount table for all clusters in use to the end of the file. The old table counts until the header
-//! refers to the new one.
+//! Writes a new refcount table for all clusters in use to the end of the file. The old table is valid until the
+//! header refers to the new one.
 
 use std::collections::BTreeMap;
 
@@ -66,7 +66,7 @@ pub(super) fn rebuild(
     Ok(all.len() as u64)
 }
 
-/// The places of the new table and its blocks, the table first.
+/// The locations of the new table and its blocks, the table first.
 struct RefcountLayout {
     table_clusters: u64,
     /// The cluster of each block, by its index in the table.

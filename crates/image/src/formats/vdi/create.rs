@@ -64,7 +64,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVdi) -> Result<()> {
         };
         entry.to_le_bytes()
     })?;
-    // The header comes last: without it the file is no valid image.
+    // The header is written last: without it the file is not a valid image.
     file.sync()?;
     file.write_at(&header.to_bytes(), 0)?;
     Ok(file.sync()?)

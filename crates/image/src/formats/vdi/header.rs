@@ -31,7 +31,7 @@ pub(super) const AT_PARENT: usize = 0x1a8;
 pub(super) const AT_PARENT_MODIFICATION: usize = 0x1b8;
 const AT_GUEST_SECTOR: usize = 0x1d4;
 
-/// A larger map is no real one: it would be that of a disk of 16 PiB, with blocks of 1 MiB.
+/// No real disk has a larger map: with blocks of 1 MiB it would be a disk of 16 PiB.
 const BLOCK_COUNT_MAX: u64 = ZERO_AND_FREE as u64;
 /// Block numbers from here on have a special meaning.
 const ZERO_AND_FREE: u32 = super::ZERO;

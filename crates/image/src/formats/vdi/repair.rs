@@ -78,7 +78,7 @@ pub(crate) fn repair(
     Ok(())
 }
 
-/// Frees the entries of blocks that lie past the end of the file.
+/// Frees the entries of blocks past the end of the file.
 fn free_lost(file: &dyn ImageFile, header: &VdiHeader, lost: &[u64], actions: &mut Vec<RepairAction>) -> Result<()> {
     for index in lost {
         file.write_at(&FREE.to_le_bytes(), header.entry_offset(*index))?;

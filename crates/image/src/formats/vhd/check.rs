@@ -59,7 +59,7 @@ pub(crate) fn check(file: &dyn ImageFile, header: &VhdHeader) -> Result<CheckRep
     }
     let room_end = header.footer_start(file_bytes);
     check_table(file, room_end, sparse, &mut report)?;
-    // In a differencing image, unmarked sectors are the parent's.
+    // In a differencing image, unmarked sectors belong to the parent.
     if header.footer.kind != ImageKind::Differencing {
         check_unmarked(file, room_end, sparse, &mut report)?;
     }

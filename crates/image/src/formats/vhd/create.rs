@@ -81,7 +81,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVhd) -> Result<()> {
     file.write_at(&header.to_bytes(name, &locators), FOOTER_BYTES)?;
     file.write_at(&data, locators_offset)?;
     file.write_at(&vec![0xff; to_usize(table_bytes)], table_offset)?;
-    // Footer and copy come last: without them the file is no valid image.
+    // Footer and copy are written last: without them the file is not a valid image.
     file.sync()?;
     file.write_at(&footer, header.tables_end)?;
     file.write_at(&footer, 0)?;

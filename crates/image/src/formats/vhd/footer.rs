@@ -36,7 +36,7 @@ pub(crate) type FooterBytes = [u8; to_usize(FOOTER_BYTES)];
 const COOKIE: &[u8] = b"conectix";
 pub(super) const AT_CHECKSUM: usize = 64;
 pub(super) const AT_ID: usize = 68;
-/// The largest geometry; it also stands for larger disks.
+/// The largest geometry, which larger disks also use.
 const SECTORS_BY_GEOMETRY_MAX: u64 = 65_535 * 16 * 255;
 /// Programs whose disks end with their geometry, as in QEMU.
 const BY_GEOMETRY: [&[u8; 4]; 3] = [b"vpc ", b"vs  ", b"qemu"];
@@ -134,7 +134,7 @@ impl Footer {
         })
     }
 
-    /// Size of the disk. For some programs the geometry counts, and the stored size is larger.
+    /// Size of the disk. For some programs the geometry takes precedence, and the stored size is larger.
     pub(crate) fn disk_bytes(&self) -> u64 {
         let by_geometry = self.geometry.sector_count();
         let bytes = by_geometry * SECTOR_BYTES;

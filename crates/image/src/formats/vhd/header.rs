@@ -17,7 +17,7 @@ pub(crate) struct VhdHeader {
     pub(crate) sparse: Option<SparseHeader>,
     /// The stored footer, with fields of other programs.
     pub(crate) footer_bytes: Box<FooterBytes>,
-    /// Whether the footer at the end is valid; otherwise its copy counts.
+    /// Whether the footer at the end is valid; otherwise its copy is used.
     pub(crate) has_footer_at_end: bool,
     /// Whether the footer at the end has 511 bytes.
     pub(crate) is_footer_short: bool,

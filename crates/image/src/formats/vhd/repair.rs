@@ -165,7 +165,7 @@ fn discard_invalid_blocks(
     }
     file.sync()?;
     if let Some(end) = cut.iter().map(|(_, end)| *end).max() {
-        // While the footer moves, the copy at the start counts.
+        // While the footer moves, the copy at the start is used.
         file.write_at(&*header.footer_bytes, end)?;
         file.sync()?;
         file.punch(room_end..end.min(room_end + FOOTER_BYTES))?;

@@ -55,7 +55,7 @@ fn resize_fixed(file: &dyn ImageFile, header: &VhdHeader, after_bytes: u64) -> R
     let before_bytes = header.footer.disk_bytes();
     let old_end = file.length_bytes()?;
     if after_bytes < before_bytes {
-        // The old footer counts until the file is truncated.
+        // The old footer is valid until the file is truncated.
         file.write_at(&footer, after_bytes)?;
         file.sync()?;
         file.set_length(after_bytes + FOOTER_BYTES)?;
@@ -130,7 +130,7 @@ fn grow_table(file: &dyn ImageFile, image: &str, header: &VhdHeader, sparse: &Sp
     let old_end = sparse.table_offset + sparse.entry_count * 4;
     let new_end = (sparse.table_offset + needed * 4).next_multiple_of(SECTOR_BYTES);
     require_room(image, sparse, old_end..new_end)?;
-    // While the footer is not at the end, its copy counts.
+    // While the footer is not at the end, its copy is used.
     file.write_at(&*header.footer_bytes, 0)?;
     file.sync()?;
     let end = move_blocks(file, image, header, sparse, new_end)?;

@@ -177,8 +177,8 @@ impl SparseTables {
             });
         };
         clear_room(&*self.file, data..end)?;
-        // Until the tables are stored, a footer follows the new block, too; if a crash leaves none, its copy at the
-        // start counts.
+        // Until the tables are stored, a footer follows the new block as well; if a crash destroys it, its copy at
+        // the start is used.
         self.file.write_at(&*self.footer, end)?;
         let bits = if self.kind == ImageKind::Differencing { 0 } else { 0xff };
         self.pages.write(&vec![bits; to_usize(bitmap_bytes)], start)?;

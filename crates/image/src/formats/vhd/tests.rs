@@ -88,7 +88,7 @@ fn check_reports_unmarked_data() {
         file.read_at(&mut entry, sparse.entry_offset(1)).unwrap();
         let block = u64::from(u32::from_be_bytes(entry)) * 512;
         file.write_at(&vec![0; to_usize(sparse.bitmap_bytes())], block).unwrap();
-        // In a differencing image, unmarked sectors are the parent's.
+        // In a differencing image, unmarked sectors belong to the parent.
         assert_eq!(count(), u64::from(kind == ImageKind::Dynamic), "{kind:?}");
         file.write_at(&vec![0; to_usize(sparse.block_bytes)], block + sparse.bitmap_bytes())
             .unwrap();

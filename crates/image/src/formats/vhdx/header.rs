@@ -118,7 +118,7 @@ impl VhdxHeader {
         (self.slot.offset(), bytes)
     }
 
-    /// Writes the header over the older one, durably; until then the other one counts.
+    /// Writes the header over the older one, durably; until then the other one is current.
     ///
     /// # Errors
     /// The sequence number is the maximum: the next header would count as the older one.
@@ -286,7 +286,7 @@ pub(super) fn write_start(file: &dyn ImageFile, bat: Region, metadata: Region) -
     for offset in REGION_OFFSETS {
         file.write_at(&bytes, offset)?;
     }
-    // The identifier comes last: without it the file is no valid image.
+    // The identifier is written last: without it the file is not a valid image.
     file.sync()?;
     file.write_at(&start, 0)?;
     Ok(file.sync()?)

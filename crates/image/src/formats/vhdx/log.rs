@@ -244,7 +244,7 @@ fn changes_of(bytes: &[u8], count: usize, number: u64) -> Option<Vec<VhdxLogDesc
 }
 
 /// The entries to replay, in order. A sequence consists of entries with consecutive numbers, back to the tail that the
-/// last one names; the one with the largest numbers counts.
+/// last one names; the sequence with the largest numbers is current.
 fn newest_sequence(log: &[u8], header: &VhdxHeader) -> Vec<VhdxLogEntry> {
     let ring = log.len() as u64;
     let mut at = 0;

@@ -123,7 +123,7 @@ fn log_replays_in_memory_or_in_the_file() {
         "the log is empty"
     );
 
-    // A truncated entry is ignored, entries before it count.
+    // A truncated entry is ignored, entries before it are replayed.
     let bytes = with_log(plain.clone(), &[(place, 1), (place, 3)], 100);
     let opened = OpenedVhdx::load(Arc::new(MemoryFile::new(bytes)), Access::Read, "image").unwrap();
     opened.file.read_at(&mut found, place).unwrap();
@@ -181,8 +181,8 @@ fn inconsistent_headers_are_refused() {
     assert!(is_refused(bytes), "an unknown required region");
 }
 
-/// The next header needs a larger sequence number. One that wrapped to 0 would count as the older one, and its
-/// information on the log and the last modification would be lost.
+/// The next header needs a larger sequence number. A number that wrapped to 0 would mark it as the older one,
+/// and its information on the log and the last modification would be lost.
 #[test]
 fn header_sequence_number_does_not_wrap() {
     for sequence in [u64::MAX - 1, u64::MAX] {

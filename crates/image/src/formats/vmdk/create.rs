@@ -79,7 +79,7 @@ pub(crate) fn write_empty(file: &dyn ImageFile, new: &NewVmdk) -> Result<()> {
         });
     }
     file.write_at(text.as_bytes(), SECTOR_BYTES)?;
-    // The header comes last: without it the file is no valid image.
+    // The header is written last: without it the file is not a valid image.
     file.sync()?;
     file.write_at(&extent.to_bytes(), 0)?;
     Ok(file.sync()?)

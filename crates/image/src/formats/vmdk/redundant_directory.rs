@@ -2,7 +2,7 @@
 //! tables of its own.
 //!
 //! Reads use the primary one; the redundant one is for repairs. If an entry is invalid in one of them, the other one
-//! counts. It also counts if only it refers to a grain that no other entry of the disk uses. If both are valid and
+//! is used. It is also used if only it refers to a grain that no other entry of the disk uses. If both are valid and
 //! differ, the repair cannot decide; an empty primary entry proves nothing.
 
 use std::collections::{BTreeSet, HashSet};

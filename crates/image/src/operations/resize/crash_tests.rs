@@ -1,4 +1,4 @@
-//! After a crash at any point of a resize, the image is consistent, and has the old size or the new one.
+//! After a crash at any point of a resize, the image is consistent, and has the old or the new size.
 
 use std::sync::Arc;
 

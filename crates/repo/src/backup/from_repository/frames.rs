@@ -14,45 +14,45 @@ use crate::packing::{BufferPool, FREE_FRAME_COUNT_MAX};
 use crate::read::frame_check::{Depth, check_frame};
 use crate::repository::packs::{FrameBuffers, Packs};
 
-/// A frame, and which of its chunks are wanted.
+/// A frame, and the requested chunks of it.
 pub(crate) struct FrameRequest {
     pub(crate) pack: PackId,
     pub(crate) frame: u32,
-    /// Bytes that are read for it.
+    /// Bytes to read for it.
     pub(crate) stored_bytes: u64,
-    /// Bytes of the disk that are waited for.
+    /// Bytes of the disk that depend on it.
     pub(crate) disk_bytes: u64,
-    /// Those that are wanted.
+    /// The requested chunks.
     pub(crate) chunks: Vec<WantedChunk>,
 }
 
 /// A chunk of a frame.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WantedChunk {
-    /// Where it begins in the frame.
+    /// Offset in the frame.
     pub(crate) start: u32,
     pub(crate) length: u32,
-    /// What its repository knows it by; none where the directory of its pack is lost, and only the frames are known.
+    /// Its id in the source repository; `None` if the directory of its pack is lost, and only the frames are known.
     pub(crate) id: Option<ChunkId>,
 }
 
-/// A frame that was read, and found to hold what it should.
+/// A frame that was read and verified.
 pub(crate) struct FetchedFrame {
     pub(crate) wish: FrameRequest,
     /// The frame before compression.
     pub(crate) raw: Vec<u8>,
-    /// The chunks that were wanted, as the target names them, with the prints of their blocks.
+    /// The requested chunks with their ids in the target, and the prints of their blocks.
     pub(crate) named: Vec<(ChunkEntry, Vec<u8>)>,
 }
 
 /// Reads frames, with the keys of their repository.
 #[derive(Clone)]
 pub(crate) struct FrameFetcher<'a> {
-    /// The packs that are read.
+    /// The packs of the source.
     pub(crate) packs: Arc<Packs>,
-    /// What they are checked by.
+    /// The keys for verification.
     pub(crate) keys: FingerprintKeys,
-    /// What the target recognises bytes by, where that is something else.
+    /// The fingerprint keys of the target, if they are different.
     pub(crate) target_keys: Option<FingerprintKeys>,
     /// Called before bytes are read, to limit the rate.
     pub(crate) pace: &'a (dyn Fn(u64) + Sync),
@@ -88,7 +88,7 @@ impl FrameFetcher<'_> {
     }
 }
 
-/// What the repository of `keys` calls a chunk, and the prints of its blocks.
+/// The id of a chunk under `keys`, and the prints of its blocks.
 fn named(keys: &FingerprintKeys, bytes: &[u8], is_blocks: bool) -> (ChunkEntry, Vec<u8>) {
     let length = u32::try_from(bytes.len()).expect("a chunk is at most half a mebibyte");
     if !is_blocks {
@@ -104,7 +104,7 @@ fn named(keys: &FingerprintKeys, bytes: &[u8], is_blocks: bool) -> (ChunkEntry, 
 
 type Fetch = (usize, Result<FetchedFrame>);
 
-/// Frames on their way.
+/// The queue of frames that are being read.
 pub(crate) struct FrameQueue<'a> {
     mode: FetchMode<'a>,
     pool: BufferPool,
@@ -115,13 +115,13 @@ enum FetchMode<'a> {
     Threads {
         requests: Sender<(usize, FrameRequest)>,
         fetched: Receiver<Fetch>,
-        /// Frames that may be on their way at once.
+        /// Maximum number of frames that are read ahead.
         look_ahead: usize,
     },
 }
 
 impl<'a> FrameQueue<'a> {
-    /// A queue with `thread_count` readers in `scope`; with none, the caller reads.
+    /// A queue with `thread_count` readers in `scope`; without readers, the caller reads.
     pub(crate) fn new<'scope>(
         scope: &'scope Scope<'scope, 'a>,
         fetcher: FrameFetcher<'a>,
@@ -160,8 +160,8 @@ impl<'a> FrameQueue<'a> {
         }
     }
 
-    /// Reads frames, and calls `take` with each in the order of the requests. The first error of either ends it; what is on its
-    /// way then is read in vain.
+    /// Reads frames, and calls `take` with each in the order of the requests. The first error of either ends the work;
+    /// frames in flight are dropped.
     pub(crate) fn fetch_all(
         &mut self,
         requests: Vec<FrameRequest>,

@@ -7,7 +7,7 @@ use crate::format::map::{LEAF_BYTES, MapReader, Piece, PieceContent};
 use crate::format::pack::Location;
 use crate::repository::packs::Packs;
 
-/// Bytes of a stored disk, in its order.
+/// A range of a stored disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StoredExtent {
     /// Bytes, a multiple of the map's unit.
@@ -18,9 +18,9 @@ pub(crate) struct StoredExtent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum StoredExtentContent {
     Zero,
-    /// What the base has at the same place; stored there.
+    /// The base has the same location at this offset; a location in the source.
     Same(Location),
-    /// What is stored there, as the map says: not resolved yet.
+    /// Data of the source, at the location in the map: not resolved yet.
     Data(Location),
 }
 
@@ -44,7 +44,8 @@ impl<'a> StoredWalk<'a> {
         }
     }
 
-    /// The extents of the next leaf, or those of all leaves of zeroes up to it; none at the end of the disk.
+    /// The extents of the next leaf, together with all leaves of zeroes before it; `None` at the end of the
+    /// disk.
     pub(crate) fn next(&mut self) -> Result<Option<Vec<StoredExtent>>> {
         let number = self.next_leaf;
         if number >= self.map.leaf_count() {
@@ -73,7 +74,7 @@ impl<'a> StoredWalk<'a> {
         let Some(base) = self.base.as_mut().filter(|base| number < base.leaf_count()) else {
             return Ok(ours.into_iter().map(|piece| extent(piece, false)).collect());
         };
-        // A base that cannot be read has nothing in common with anything.
+        // A base that cannot be read shares nothing.
         let theirs = base.leaf(number).unwrap_or_default().unwrap_or_default();
         let mut theirs = theirs.into_iter();
         let mut other = theirs.next();

@@ -14,12 +14,12 @@ use crate::id::{PackId, SegmentId};
 use crate::store::{ObjectKind, ObjectName, StoreError};
 use crate::vault::Vault;
 
-/// What the entries of one pack add up to.
+/// The sum over the entries of one pack.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct PackTotals {
     count: u64,
     mixed: u64,
-    /// The start of the hash of the frame table; none where the segment has none.
+    /// The start of the hash of the frame table; `None` if the segment has none.
     table: Option<u64>,
 }
 
@@ -46,14 +46,14 @@ impl PackTotals {
 #[derive(Default)]
 pub(crate) struct IndexSurvey {
     sums: HashMap<PackId, Vec<(SegmentId, PackTotals)>>,
-    /// Segments that cannot be read, or not all of them.
+    /// Segments that are completely or partly unreadable.
     damaged: Vec<ObjectName>,
-    /// Segments that say of a pack what its directory does not.
+    /// Segments that contradict the directory of a pack.
     wrong: HashSet<SegmentId>,
 }
 
 impl IndexSurvey {
-    /// Reads all of the index.
+    /// Reads the whole index.
     pub(crate) fn read(vault: &Vault, findings: &mut Findings) -> Result<Self> {
         let mut survey = Self::default();
         let keys = vault.segment_keys();
@@ -65,7 +65,7 @@ impl IndexSurvey {
                 SegmentReader::open(&*vault.store, &keys, id).and_then(|segment| survey.segment(vault, &segment));
             match read {
                 Ok(()) => {}
-                // It was merged into another while we looked.
+                // It was merged into another segment meanwhile.
                 Err(Error::Store(StoreError::NotFound { .. })) => survey.forget(id),
                 Err(error) => {
                     findings.object(&name, error)?;
@@ -110,7 +110,7 @@ impl IndexSurvey {
         });
     }
 
-    /// Segments that have to be written again.
+    /// Segments that must be rewritten.
     pub(crate) fn bad_segments(&self) -> BTreeSet<ObjectName> {
         let wrong = self.wrong.iter().map(|segment| segment_name(*segment));
         self.damaged.iter().cloned().chain(wrong).collect()

@@ -39,65 +39,65 @@ pub(crate) use crate::vault::exists;
 use crate::writers::lease::writer_name;
 pub(crate) use crate::writers::manifest_copies::{ManifestCopies, copied_manifest};
 
-/// How to scrub.
+/// Options of a scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScrubRequest {
-    /// Share of the stored bytes that is read, in percent; packs that were not read for longest come first, and packs that
-    /// are known to be damaged always. 100 reads everything.
+    /// Share of the stored bytes to read, in percent; packs that were not read for the longest time come first, and
+    /// packs with known damage are always read. 100 reads everything.
     pub percent: u8,
-    /// Threads that read and check; with none, everything is done by the caller, in a fixed order.
+    /// Number of threads that read and check; with 0 the caller does everything, in a fixed order.
     pub thread_count: usize,
 }
 
-/// What scrub did and found.
+/// The result of a scrub.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ScrubReport {
-    /// Packs of the repository, and their bytes.
+    /// Number of packs in the repository.
     pub pack_count: u64,
-    /// Bytes of all packs.
+    /// Total bytes of all packs.
     pub pack_bytes: u64,
-    /// Packs that were read.
+    /// Number of packs that were read.
     pub read_pack_count: u64,
     /// Bytes of the packs that were read.
     pub read_bytes: u64,
-    /// Packs that were read and are damaged.
+    /// Number of packs that were read and are damaged.
     pub damaged_pack_count: u64,
-    /// Whether what was read is remembered; it is not when the store is read-only or full.
+    /// Whether the read times were recorded; they are not if the store is read-only or full.
     pub is_remembered: bool,
-    /// What is wrong; at most 4096 things.
+    /// The problems; at most 4096.
     pub findings: Vec<Finding>,
-    /// Further things that are wrong.
+    /// Number of problems that are not listed.
     pub unlisted_finding_count: u64,
 }
 
 impl ScrubReport {
-    /// Whether there is damage, and not only something untidy.
+    /// Whether there is damage, and not only untidiness.
     pub fn has_damage(&self) -> bool {
         self.unlisted_finding_count > 0 || self.findings.iter().any(|finding| finding.kind.is_damage())
     }
 }
 
-/// What a scrub learns; repair goes on from there.
+/// The results of a scrub on which a repair is based.
 pub(crate) struct Survey {
     pub(crate) findings: Findings,
     pub(crate) manifests: Vec<Manifest>,
-    /// The manifests of snapshots that were lost, from their copies: what they need is needed.
+    /// The manifests of lost snapshots, from their copies: the data they need must be kept.
     pub(crate) lost: Vec<Manifest>,
-    /// All packs that there were at the start, with their lengths.
+    /// All packs that existed at the start, with their lengths.
     pub(crate) packs: BTreeMap<PackId, u64>,
     pub(crate) index: IndexSurvey,
     pub(crate) copies: ManifestCopies,
-    /// Packs that this run found damaged, or knew to be.
+    /// Packs that this run found damaged, or that were known to be.
     pub(crate) damage: BTreeMap<PackId, DamageRecord>,
-    /// Packs that do not exist and are listed in the index, or known to be missing.
+    /// Packs that do not exist but are listed in the index, or are known to be missing.
     pub(crate) absent: HashSet<PackId>,
-    /// Packs, damaged or absent, that a snapshot needs bytes of.
+    /// Damaged or missing packs that a snapshot needs.
     pub(crate) needed: HashSet<PackId>,
     pub(crate) report: ScrubReport,
 }
 
 impl Repository {
-    /// Reads packs, or some of them, and everything else, and checks it. Damage is in the report.
+    /// Reads packs, or some of them, and everything else, and checks them. Damage is reported in the result.
     pub fn scrub(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<ScrubReport> {
         let mut survey = self.survey(request, progress)?;
         add_impact(&self.packs, &survey.manifests, &mut survey.findings)?;
@@ -106,7 +106,7 @@ impl Repository {
         Ok(report)
     }
 
-    /// Everything that scrub does but asking which disks are touched by damage of packs.
+    /// All steps of scrub except the search for disks that are affected by damaged packs.
     fn survey(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<Survey> {
         let mut survey = self.survey_packs(request, progress)?;
         let known = survey.damage.keys().copied().collect();
@@ -115,7 +115,7 @@ impl Repository {
         Ok(survey)
     }
 
-    /// The same, with the copies of manifests in packs that are not read as well.
+    /// The same, including the copies of manifests in packs that are not read.
     pub(crate) fn survey_with_copies(&self, request: ScrubRequest, progress: &dyn JobProgress) -> Result<Survey> {
         let mut survey = self.survey_packs(request, progress)?;
         let mut unread = Vec::new();
@@ -150,7 +150,8 @@ impl Repository {
         self.refresh()?;
         let mut findings = Findings::default();
         check_small_objects(&self.vault, &mut findings)?;
-        // Packs are listed before the segments that list them: a pack that appears meanwhile is not checked yet.
+        // Packs are listed before the segments that list them: a pack that appears meanwhile is not checked in
+        // this run.
         let packs: BTreeMap<PackId, u64> = self.pack_sizes()?.into_iter().collect();
         let (manifests, errors) = self.snapshots()?;
         errors.into_iter().try_for_each(|error| findings.error(error))?;
@@ -181,7 +182,7 @@ impl Repository {
     fn known_damage(&self, survey: &mut Survey) -> Result<HashSet<PackId>> {
         let names = damage_names(&self.vault)?;
         for (pack, names) in &names {
-            // Errors of records were found among the small objects.
+            // Errors of records were already reported with the small objects.
             if let (Some(record), _) = read_damage(&self.vault, names)? {
                 survey.damage.insert(*pack, record);
             }
@@ -225,7 +226,7 @@ impl Repository {
             recordable &= self.take_in(outcome, length, known, survey, |pack| record.add(pack, seconds))?;
             Ok(())
         });
-        // What was read before a cancellation is recorded as well.
+        // Packs that were read before a cancellation are recorded as well.
         if matches!(result, Ok(()) | Err(Error::Cancelled)) {
             record.packs.retain(|pack, _| survey.packs.contains_key(pack));
             survey.report.is_remembered = recordable && is_written(replace_records(&self.vault, &record, &sources))?;
@@ -233,7 +234,7 @@ impl Repository {
         result
     }
 
-    /// Reads every chosen pack, and hands what became of it to `take`.
+    /// Reads each selected pack, and passes the result to `take`.
     fn read_in_turn(
         &self,
         chosen: &[(PackId, u64)],
@@ -253,7 +254,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Has every chosen pack read by threads, and hands what became of it to `take`, in any order.
+    /// Reads the selected packs on several threads, and passes the results to `take`, in any order.
     fn read_in_parallel(
         &self,
         chosen: &[(PackId, u64)],
@@ -314,7 +315,7 @@ impl Repository {
             .map_or(Ok(()), Err)
     }
 
-    /// Takes in what reading a pack showed; false when the store cannot remember it.
+    /// Processes the result of reading a pack; returns false if the store cannot record it.
     fn take_in(
         &self,
         outcome: PackOutcome,
@@ -342,7 +343,7 @@ impl Repository {
         }
         let Some(damage) = outcome.damage() else {
             is_whole(pack);
-            // It was put back as it was, or the store reads it again.
+            // The pack was restored, or the medium can read it again.
             if known.contains(&pack) {
                 survey.damage.remove(&pack);
                 return is_written(clear_damage(&self.vault, pack));
@@ -379,7 +380,7 @@ impl Repository {
             if survey.index.lists(*pack) {
                 continue;
             }
-            // One whose directory cannot be read is damage, and found as such.
+            // A pack with an unreadable directory is damage, which was reported already.
             let Ok(reader) = self.packs.reader(*pack) else { continue };
             match self.vault.store.length(&writer_name(reader.directory.writer)) {
                 // Its writer is going to list it.
@@ -396,7 +397,7 @@ impl Repository {
         Ok(())
     }
 
-    /// Packs that should be there: the index lists them, or a map needs them.
+    /// Packs that should exist: the index lists them, or a map needs them.
     fn absent_packs(&self, known: &HashSet<PackId>, survey: &mut Survey) -> Result<()> {
         let listed: Vec<PackId> = survey.index.packs().collect();
         for pack in listed.into_iter().chain(known.iter().copied()) {
@@ -404,7 +405,7 @@ impl Repository {
                 survey.absent.insert(pack);
             }
         }
-        // The walk also comes across packs that are neither there nor listed.
+        // The walk also finds packs that neither exist nor are listed.
         let (needed, missing) = self.needed_packs(survey)?;
         for pack in missing {
             survey.absent.insert(pack);
@@ -424,7 +425,8 @@ impl Repository {
         Ok(())
     }
 
-    /// Packs, damaged or absent, that a snapshot needs bytes or pages of; and those of them that are absent.
+    /// The damaged or missing packs of which a snapshot needs bytes or pages; and those of them that are
+    /// missing.
     fn needed_packs(&self, survey: &mut Survey) -> Result<(HashSet<PackId>, BTreeSet<PackId>)> {
         let (packs, damage) = (&survey.packs, &survey.damage);
         let is_suspect = |pack: PackId| !packs.contains_key(&pack) || damage.contains_key(&pack);
@@ -437,11 +439,11 @@ impl Repository {
                     missing.insert(*pack);
                 }
             }
-            // Gc may have moved what was needed of a pack while we walked. A relocation is there before its pack goes: what is
-            // missing still when all relocations are known, is lost, unless the snapshot that needed it was removed.
+            // Gc may have moved needed data meanwhile. A relocation exists before its pack is deleted: a pack that is
+            // still missing when all relocations are loaded is lost, unless the snapshot that needed it was removed.
             let is_settled = missing.is_empty() || missing == before;
             if is_settled && (missing.is_empty() || self.exclude_removed(&mut survey.manifests)?.is_empty()) {
-                // What a lost snapshot misses as well is named when the snapshot is back.
+                // Packs that a lost snapshot misses are reported once that snapshot is restored.
                 needed.extend(needed_packs(&self.packs, &survey.lost, &is_suspect)?);
                 return Ok((needed, missing));
             }
@@ -486,7 +488,7 @@ fn has_further_damage(found: &DamageRecord, known: &DamageRecord) -> bool {
     merged != *known
 }
 
-/// Whether a write happened; it need not on a store that is read-only or full, where reading is all the more wanted.
+/// Whether a write succeeded; it may fail on a read-only or full store, where the check itself is still useful.
 fn is_written(result: Result<()>) -> Result<bool> {
     match result {
         Ok(()) => Ok(true),

@@ -14,7 +14,7 @@ use crate::repository::damage_records::{DamageExtent, DamageRecord};
 use crate::repository::packs::Packs;
 use crate::store::{Store, StoreError};
 
-/// Memory that a worker uses again and again.
+/// Memory that a worker reuses.
 pub(crate) struct PackScratch {
     decompressor: Decompressor,
     sealed: Vec<u8>,
@@ -31,21 +31,22 @@ impl PackScratch {
     }
 }
 
-/// What reading a pack showed.
+/// The result of reading a pack.
 pub(crate) struct PackOutcome {
     pub(crate) pack: PackId,
-    /// Its frames, if they are known.
+    /// Its frames, if known.
     pub(crate) reader: Option<Arc<PackReader>>,
-    /// What is wrong: with a frame, or with no frame in particular.
+    /// The problems: of a frame, or of the pack as a whole.
     pub(crate) errors: Vec<(Option<u32>, Error)>,
-    /// What we may not read: of that nothing is known.
+    /// Parts that must not be read: their state is unknown.
     pub(crate) refused: Vec<Error>,
     /// It was deleted meanwhile and needs no check.
     pub(crate) is_gone: bool,
 }
 
 impl PackOutcome {
-    /// What the backups that come next must know; none when the pack is whole, or may be once the store reads again.
+    /// The damage that later backups must know about; `None` if the pack is intact, or may be once the store is
+    /// readable again.
     pub(crate) fn damage(&self) -> Option<DamageRecord> {
         if self.errors.is_empty() {
             return None;
@@ -60,9 +61,9 @@ impl PackOutcome {
     }
 }
 
-/// Reads all of `pack` and checks all that can be checked of it alone.
+/// Reads all of `pack` and checks everything that needs no other object.
 ///
-/// Errors of the store that are no matter of this pack end it.
+/// Errors of the store that do not concern this pack are returned.
 pub(crate) fn scrub_pack(
     packs: &Packs,
     keys: &FingerprintKeys,
@@ -90,7 +91,7 @@ pub(crate) fn scrub_pack(
             if is_refused {
                 return Ok(outcome);
             }
-            // What the frames of it are is known elsewhere: then they are worth reading.
+            // Its frames may be known from the index; then they are worth reading.
             packs.forget(pack);
             match packs.frame_reader(pack) {
                 Ok(reader) => reader,
@@ -111,7 +112,7 @@ pub(crate) fn scrub_pack(
 }
 
 impl PackOutcome {
-    /// Takes in an error about the pack; hands out any other.
+    /// Adds an error about the pack; returns any other error.
     fn note(&mut self, frame: Option<u32>, error: Error) -> Result<()> {
         if matches!(error, Error::Store(StoreError::NotFound { .. })) {
             return Err(error);
@@ -155,7 +156,7 @@ fn read_sections(
     }
     let prints_start = reader.directory.frames_end();
     let prints_length = holdfast_block::to_usize(reader.directory_offset - prints_start);
-    // At most 12 bytes for each block: a few hundred KiB.
+    // At most 12 bytes per block: a few hundred KiB.
     let mut prints = vec![0; prints_length];
     let mut prints_read = true;
     if let Err(error) = store.get_range(&reader.name, prints_start, &mut prints) {
@@ -198,7 +199,7 @@ fn read_sections(
     Ok(())
 }
 
-/// Checks a frame whose sealed bytes were read, with its prints out of all prints of the pack.
+/// Checks a frame whose sealed bytes were read, together with its prints out of the prints of the pack.
 fn check_sections(
     keys: &FingerprintKeys,
     reader: &PackReader,

@@ -28,7 +28,7 @@ pub(crate) const READ_RECORD_BYTES_MAX: u64 = 64 << 20;
 /// Latest time that a record may name: the year 9999.
 const SECONDS_MAX: u64 = 253_402_300_799;
 
-/// When packs were last read, in seconds since 1970.
+/// Times at which packs were last read, in seconds since 1970.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct ReadRecord {
     pub(crate) packs: BTreeMap<PackId, u64>,
@@ -69,12 +69,12 @@ impl ReadRecord {
     }
 }
 
-/// Whether a name is that of a record of this kind.
+/// Whether a name is that of a scrub record.
 pub(crate) fn is_read_record(name: &ObjectName) -> bool {
     name.kind() == ObjectKind::Scrub && name.name().starts_with(NAME_START)
 }
 
-/// What all records say together, with the objects that it came from, damaged ones included.
+/// The union of all records, and the objects they were read from, including damaged ones.
 pub(super) fn read_records(vault: &Vault) -> Result<(ReadRecord, Vec<ObjectName>)> {
     let mut merged = ReadRecord::default();
     let mut sources = Vec::new();
@@ -86,7 +86,7 @@ pub(super) fn read_records(vault: &Vault) -> Result<(ReadRecord, Vec<ObjectName>
             Ok(record) => merged.merge(&record),
             Err(Error::Store(StoreError::NotFound { .. })) => continue,
             Err(error) if error.is_damage() => {}
-            // A later release wrote it: it stays, and says nothing.
+            // A later release wrote it: it is kept and ignored.
             Err(error) if error.is_about_one_object() => continue,
             Err(error) => return Err(error),
         }
@@ -95,7 +95,7 @@ pub(super) fn read_records(vault: &Vault) -> Result<(ReadRecord, Vec<ObjectName>
     Ok((merged, sources))
 }
 
-/// Puts `record` in the place of `sources`. The new object is durable before the old ones go.
+/// Replaces `sources` by `record`. The new object is durable before the old ones are deleted.
 pub(super) fn replace_records(vault: &Vault, record: &ReadRecord, sources: &[ObjectName]) -> Result<()> {
     let random = u64::from_le_bytes(vault.environment.draw()?);
     let name = ObjectName::new(ObjectKind::Scrub, &format!("{NAME_START}{random:016x}")).map_err(StoreError::from)?;

@@ -63,7 +63,7 @@ fn check_relocation_replicas(vault: &Vault, findings: &mut Findings) -> Result<(
 
 fn check_one(vault: &Vault, name: &ObjectName, findings: &mut Findings) -> Result<()> {
     match check_object(vault, name) {
-        // Its work ended while we looked.
+        // The job that it belongs to ended meanwhile.
         Ok(()) | Err(Error::Store(StoreError::NotFound { .. })) => Ok(()),
         Err(error) => findings.object(name, error),
     }
@@ -85,7 +85,7 @@ fn check_config(vault: &Vault, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-/// Whether the name is one that this program gives to objects of its kind.
+/// Whether this program gives such names to objects of the kind.
 fn is_ours(name: &ObjectName) -> bool {
     let text = name.name();
     match name.kind() {

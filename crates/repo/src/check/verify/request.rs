@@ -5,7 +5,7 @@ use crate::check::finding::Finding;
 use crate::format::manifest::Manifest;
 use crate::id::SnapshotId;
 
-/// Which snapshots.
+/// The snapshots to verify.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Selection {
     /// All of them.
@@ -15,43 +15,44 @@ pub enum Selection {
     Some(Vec<SnapshotId>),
 }
 
-/// How deep verify looks.
+/// How thoroughly verify checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VerifyDepth {
-    /// Manifests, maps and directories; and that every piece of every disk lies inside its frame.
+    /// Manifests, maps and directories; and that every piece of every disk is within its frame.
     Structure,
-    /// Every frame is read as well, and every print and identity in it is checked.
+    /// Also reads every frame, and checks every print and chunk id in it.
     Full,
 }
 
-/// What to verify, and how.
+/// Options of a verification.
 pub struct VerifyRequest<'a> {
-    /// Which snapshots.
+    /// The snapshots.
     pub snapshots: Selection,
-    /// How deep.
+    /// The depth.
     pub depth: VerifyDepth,
-    /// A disk that is compared with a device, byte for byte, at any depth.
+    /// A disk to compare with a device, byte for byte, at any depth.
     pub compare: Option<Compare<'a>>,
-    /// Threads that read and check; with none, everything is done by the caller, in a fixed order.
+    /// Number of threads that read and check; with 0 the caller does everything, in a fixed order.
     pub thread_count: usize,
 }
 
-/// What verify did and found.
+/// The result of a verification.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VerifyReport {
-    /// Snapshots whose manifest was read. Those that were removed meanwhile count unless packs of them were missing.
+    /// Number of snapshots whose manifest was read. Those that were removed meanwhile are included unless packs of
+    /// them were missing.
     pub snapshot_count: u64,
     /// Bytes of their disks.
     pub logical_bytes: u64,
-    /// Frames that were read and checked.
+    /// Number of frames that were read and checked.
     pub frame_count: u64,
     /// Their bytes before compression.
     pub decoded_bytes: u64,
     /// Bytes that were compared with a device.
     pub compared_bytes: u64,
-    /// What is wrong; at most 4096 things.
+    /// The problems; at most 4096.
     pub findings: Vec<Finding>,
-    /// Further things that are wrong.
+    /// Number of problems that are not listed.
     pub unlisted_finding_count: u64,
 }
 
@@ -62,7 +63,7 @@ impl VerifyReport {
         self.logical_bytes = bytes.fold(0, u64::saturating_add);
     }
 
-    /// Whether everything that was looked at is as it was stored.
+    /// Whether everything that was checked is as it was stored.
     pub fn is_clean(&self) -> bool {
         self.findings.is_empty()
     }

@@ -1,12 +1,13 @@
 //! The keyed BLAKE3 hashes of many blocks at once.
 //!
-//! BLAKE3 is fast where it hashes many of its 1 KiB chunks side by side, one in each lane of a vector register. A block of
-//! 4 KiB has four; a block at a time leaves three quarters of an AVX-512 register idle, and half of an AVX2 one. Here the
-//! chunks with the same number of up to sixteen blocks share a register, then the inner nodes of the blocks' trees, then
-//! their roots. The hashes are those of `blake3::keyed_hash`, which the test holds it to on every kind of vector unit.
+//! BLAKE3 is fast when it hashes many of its 1 KiB chunks in parallel, one in each lane of a vector register. A block
+//! of 4 KiB has four chunks, so hashing single blocks leaves three quarters of an AVX-512 register unused, and half of
+//! an AVX2 register. Here the chunks with the same number of up to sixteen blocks share a register, then the inner
+//! nodes of the blocks' trees, then their roots. The hashes equal those of `blake3::keyed_hash`; a test compares them
+//! on every kind of vector unit.
 //!
-//! Source of the tree: BLAKE3, one function, fast everywhere (2021), sections 2.1 and 2.4. The crate offers its vector code
-//! without a promise of stability, so its version is pinned in the workspace.
+//! Source of the tree: BLAKE3, one function, fast everywhere (2021), sections 2.1 and 2.4. The crate does not guarantee
+//! the stability of its vector code, so its version is pinned in the workspace.
 
 use blake3::IncrementCounter;
 use blake3::platform::{Platform, words_from_le_bytes_32};
@@ -14,7 +15,7 @@ use zeroize::Zeroizing;
 
 use super::{BLOCK_LENGTH, BlockHash};
 
-/// Blocks that are hashed together: as many as the widest vector unit has lanes.
+/// Number of blocks that are hashed together: the lanes of the widest vector unit.
 pub(crate) const BATCH_BLOCK_COUNT: usize = 16;
 
 const CHUNK_LENGTH: usize = blake3::CHUNK_LEN;
@@ -49,7 +50,7 @@ impl BlockHasher {
     pub(super) fn hash(&self, blocks: &[&[u8; BLOCK_LENGTH]], hashes: &mut [BlockHash]) {
         let count = blocks.len();
         assert!(count <= BATCH_BLOCK_COUNT && count == hashes.len());
-        // The values of all blocks' first chunks, then of all their second ones, and so on.
+        // The values of the first chunks of all blocks, then of all second chunks, and so on.
         let mut chunks = [[0; HASH_LENGTH]; CHUNK_COUNT * BATCH_BLOCK_COUNT];
         for (number, values) in chunks.chunks_exact_mut(count.max(1)).take(CHUNK_COUNT).enumerate() {
             let mut inputs = [&[0; CHUNK_LENGTH]; BATCH_BLOCK_COUNT];
@@ -79,7 +80,7 @@ impl BlockHasher {
         self.parents(left, &right[..count], ROOT, hashes);
     }
 
-    /// The values of the nodes with these left and right children.
+    /// The values of the parent nodes of these left and right children.
     fn parents(&self, left: &[BlockHash], right: &[BlockHash], flags: u8, values: &mut [BlockHash]) {
         let mut nodes = [[0; NODE_LENGTH]; BATCH_BLOCK_COUNT];
         for (node, (left, right)) in nodes.iter_mut().zip(left.iter().zip(right)) {
@@ -107,7 +108,7 @@ mod tests {
 
     use super::{BATCH_BLOCK_COUNT, BLOCK_LENGTH, BlockHasher};
 
-    /// Every vector unit that this machine has, and none.
+    /// Every vector unit of this machine, and the portable code.
     fn platforms() -> Vec<Platform> {
         let mut platforms = vec![Platform::portable(), Platform::detect()];
         #[cfg(target_arch = "x86_64")]

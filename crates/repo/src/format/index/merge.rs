@@ -1,4 +1,4 @@
-//! Merges several segments, in the memory of a page each.
+//! Merges several segments; needs memory for one page of each.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
@@ -32,9 +32,10 @@ impl Cursor<'_> {
     }
 }
 
-/// Writes what `segments` say of the packs in `existing` as one segment; what they say of other packs is dropped.
+/// Writes the entries of `segments` about the packs in `existing` as one segment; entries about other packs are
+/// dropped.
 ///
-/// Packs whose frames no segment has, as in segments of earlier releases, are asked for their directory.
+/// If no segment has the frame table of a pack, as in segments of earlier releases, its directory is read.
 pub(crate) fn merge_segments(
     store: &dyn Store,
     keys: &SegmentKeys,
@@ -76,7 +77,7 @@ pub(crate) fn merge_segments(
         for segment in segments {
             match segment.frame_table(store, pack) {
                 Ok(None) => {}
-                // What is damaged is not carried on: the directory says it again.
+                // A damaged table is not copied: it is rebuilt from the directory.
                 Err(error) if error.is_about_one_object() => {}
                 other => return other,
             }

@@ -20,7 +20,7 @@ pub(crate) use write::write_segment;
 use crate::format::pack::{Directory, Location};
 use crate::id::{ChunkId, PackId};
 
-/// Bytes of a chunk's identity that the index keeps; a hit is confirmed by the whole identity in the pack's directory.
+/// Bytes of a chunk id that the index stores; a hit is confirmed by the complete id in the pack's directory.
 pub(crate) const PREFIX_LENGTH: usize = 16;
 
 /// The first bytes of a chunk's identity.
@@ -32,7 +32,7 @@ pub(crate) fn prefix_of(id: &ChunkId) -> Prefix {
     prefix
 }
 
-/// A chunk that the repository has.
+/// A stored chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct IndexEntry {
     pub(crate) prefix: Prefix,

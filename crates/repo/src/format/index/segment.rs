@@ -16,7 +16,8 @@
 //! The key of a segment is derived from the repository's index key and the segment's identity; nonces: byte 0 is 1 for
 //! pages, 2 for packs, 3 for fences, 4 for tables; bytes 4 to 11 the number of the page, or of the pack.
 //!
-//! Version 1 has no tables, only the identities of packs, and 21 bits for the offset, so that the others are one bit lower. It is read, and not written any more.
+//! Version 1 has no tables, only the ids of packs, and 21 bits for the offset, so that the other fields are one bit
+//! lower. It is only read.
 
 #[cfg(feature = "hostile")]
 pub(crate) mod forged;
@@ -46,7 +47,8 @@ const ENTRY_LENGTH: usize = PREFIX_LENGTH + 4 + 8;
 const PAGE_ENTRY_COUNT: usize = 128;
 const SEALED_PAGE_LENGTH: usize = PAGE_ENTRY_COUNT * ENTRY_LENGTH + TAG_LENGTH;
 const LENGTH_BITS: u32 = 21;
-/// Entries of a segment that is read: bounds what a hostile trailer can make us allocate, with the object's length.
+/// Maximum number of packs in a segment: together with the object's length it limits the memory that a malicious
+/// trailer can make a reader allocate.
 const PACK_COUNT_MAX: u32 = 1 << 24;
 
 const _: () = assert!(1 << offset_bits(FORMAT_VERSION) >= crate::format::codec::FRAME_BYTES_MAX);
@@ -84,7 +86,7 @@ impl Section {
     }
 }
 
-/// How segments are sealed.
+/// The keys for sealing segments.
 #[derive(Clone)]
 pub(crate) struct SegmentKeys {
     pub(crate) cipher: Cipher,
@@ -99,7 +101,7 @@ impl SegmentKeys {
     }
 }
 
-/// A segment that is being written, from entries that come sorted.
+/// A segment that is being written, from sorted entries.
 pub(crate) struct SegmentWriter {
     segment: SegmentId,
     key: SealingKey,
@@ -112,7 +114,7 @@ pub(crate) struct SegmentWriter {
 }
 
 impl SegmentWriter {
-    /// Begins a segment about `packs`, sorted, each once.
+    /// Begins a segment about `packs`, which are sorted and unique.
     pub(crate) fn create(
         store: &dyn Store,
         keys: &SegmentKeys,
@@ -172,7 +174,7 @@ impl SegmentWriter {
         Ok(())
     }
 
-    /// Writes the table of each pack; returns what the list of packs says.
+    /// Writes the table of each pack; returns the list of packs.
     fn finish_tables(&mut self, table_of: &mut dyn FnMut(PackId) -> Result<Option<Vec<u8>>>) -> Result<Vec<u8>> {
         let mut list = Vec::with_capacity(self.packs.len() * PACK_ENTRY_LENGTH + TAG_LENGTH);
         for (number, pack) in (0..).zip(&self.packs) {
@@ -188,7 +190,7 @@ impl SegmentWriter {
         Ok(list)
     }
 
-    /// Completes the segment, with the encoded frame table of each pack that has one; it is durable when this returns.
+    /// Completes the segment, with the encoded frame table of each pack that has one; it is durable on return.
     pub(crate) fn finish(mut self, table_of: &mut dyn FnMut(PackId) -> Result<Option<Vec<u8>>>) -> Result<SegmentId> {
         if !self.page.is_empty() {
             self.finish_page()?;
@@ -218,17 +220,17 @@ impl SegmentWriter {
     }
 }
 
-/// Pages of all segments that are kept in memory.
+/// Cached pages of all segments.
 pub(crate) type SegmentPages = Mutex<LruCache<(SegmentId, u32), Arc<Vec<IndexEntry>>>>;
 
-/// A segment that is read.
+/// A segment that is open for reading.
 pub(crate) struct SegmentReader {
     pub(crate) segment: SegmentId,
     version: u16,
     name: ObjectName,
     key: SealingKey,
     packs: Vec<PackId>,
-    /// Where the sealed tables of the packs are.
+    /// The locations of the sealed tables of the packs.
     tables: TablePlaces,
     fences: Vec<u64>,
     entry_count: u64,
@@ -289,7 +291,7 @@ impl SegmentReader {
         &self.packs
     }
 
-    /// The encoded frame table of a pack; none where the segment has none.
+    /// The encoded frame table of a pack; `None` if the segment has none.
     pub(crate) fn frame_table(&self, store: &dyn Store, pack: PackId) -> Result<Option<Vec<u8>>> {
         let Some(place) = self
             .packs
@@ -320,11 +322,11 @@ impl SegmentReader {
         u32::try_from(self.fences.len()).expect("the trailer counts pages in 32 bits")
     }
 
-    /// The entries of a chunk whose identity begins with `prefix`: mostly one, sometimes copies in several packs.
+    /// The entries of chunks whose id begins with `prefix`: usually one, sometimes copies in several packs.
     pub(crate) fn find(&self, store: &dyn Store, pages: &SegmentPages, prefix: &Prefix) -> Result<Vec<IndexEntry>> {
         let fence = u64::from_be_bytes(prefix[..8].try_into().expect("a prefix is longer than a fence"));
         let mut found = Vec::new();
-        // Equal fences: the entry may stand at the end of the page before.
+        // Equal fences: the entry may be at the end of the previous page.
         let first = self.fences.partition_point(|other| *other < fence).saturating_sub(1);
         for page in first..self.fences.len() {
             if self.fences[page] > fence {
@@ -469,13 +471,13 @@ fn check_ends(
     Ok(counts)
 }
 
-/// First byte behind the pages of a segment of so many entries.
+/// The offset after the pages of a segment with this many entries.
 fn pages_end(entry_count: u64) -> u64 {
     let pages = entry_count.div_ceil(PAGE_ENTRY_COUNT as u64);
     HEADER_LENGTH as u64 + entry_count * ENTRY_LENGTH as u64 + pages * TAG_LENGTH as u64
 }
 
-/// Reads sealed tables from the back of a segment.
+/// Reads sealed tables from the end of a segment.
 struct SegmentTables<'a> {
     store: &'a dyn Store,
     name: &'a ObjectName,

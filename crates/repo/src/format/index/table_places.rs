@@ -2,14 +2,15 @@
 
 use crate::id::PackId;
 
-/// Where the tables of a segment are: one behind the other, in the order of its packs.
+/// The locations of a segment's tables, which are contiguous and in the order of its packs.
 pub(crate) struct TablePlaces {
-    /// Where the table of each pack ends, and before them all where the first begins.
+    /// The end of each pack's table, preceded by the start of the first table.
     ends: Vec<u64>,
 }
 
 impl TablePlaces {
-    /// The packs in the list of a segment, whose entries have this length, and where their tables are, the first of them at `start`.
+    /// The packs in the list of a segment with entries of this length, and the locations of their tables, beginning at
+    /// `start`.
     pub(crate) fn decode(list: &[u8], entry_length: usize, start: u64) -> (Vec<PackId>, Self) {
         let mut places = Self { ends: vec![start] };
         let packs = list.chunks_exact(entry_length).map(|entry| {
@@ -25,7 +26,7 @@ impl TablePlaces {
         self.ends.push(self.end().saturating_add(length.into()));
     }
 
-    /// First byte behind the last table.
+    /// The offset after the last table.
     pub(crate) fn end(&self) -> u64 {
         self.ends[self.ends.len() - 1]
     }

@@ -6,11 +6,11 @@ use crate::format::pack::{Directory, decode_frame_table};
 use crate::id::{PackId, SegmentId};
 use crate::store::{ObjectKind, Store, StoreError};
 
-/// The frames of `pack` as the index knows them, in a directory without chunks; none where no segment has them.
+/// The frames of `pack` from the index, as a directory without chunks; `None` if no segment has them.
 ///
-/// Segments that cannot be read are passed over.
+/// Unreadable segments are skipped.
 pub(crate) fn find_frame_table(store: &dyn Store, keys: &SegmentKeys, pack: PackId) -> Result<Option<Directory>> {
-    // Segments may be merged while they are looked through: the second time the merged one is there.
+    // Segments may be merged during the search: the second attempt finds the merged one.
     for _ in 0..2 {
         let mut segments: Vec<SegmentId> = Vec::new();
         store.list(ObjectKind::Index, &mut |name, _| {

@@ -23,7 +23,7 @@ pub(crate) const LEAF_BYTES: u64 = 64 << 20;
 /// Children of an inner page.
 pub(crate) const FANOUT: u64 = 1024;
 
-/// Where a page is.
+/// The location of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(from = "PageRefText", into = "PageRefText")]
 pub(crate) struct PageRef {
@@ -31,7 +31,7 @@ pub(crate) struct PageRef {
     pub(crate) length: u32,
 }
 
-/// How a page reference stands in a manifest.
+/// The JSON form of a page reference.
 #[derive(serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PageRefText {

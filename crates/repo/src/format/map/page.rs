@@ -23,10 +23,10 @@ use crate::wire::{Decoder, Malformed, put_varint};
 /// Longest page: a leaf whose every block lies in another pack, with room to spare.
 pub(crate) const PAGE_BYTES_MAX: usize = 1 << 20;
 
-/// What lengths and offsets of a map are multiples of.
+/// The unit of lengths and offsets in a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Unit {
-    /// Blocks: a disk. Its last block is filled up with zeroes.
+    /// Blocks: a disk. Its last block is padded with zeroes.
     Block,
     /// Bytes: a stream.
     Byte,
@@ -41,7 +41,7 @@ impl Unit {
     }
 }
 
-/// What a piece of a disk holds.
+/// The content of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PieceContent {
     /// Zeroes.
@@ -50,16 +50,16 @@ pub(crate) enum PieceContent {
     Data(Location),
 }
 
-/// Neighbouring bytes of a disk that are neighbours in a frame, or zero.
+/// Adjacent bytes of a disk that are also adjacent in a frame, or zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// Bytes, a multiple of the map's unit, never 0.
+    /// Length in bytes, a multiple of the map's unit, never 0.
     pub(crate) length: u64,
     pub(crate) content: PieceContent,
 }
 
 impl Piece {
-    /// This piece with `next` behind it as one, where they are neighbours in what they hold.
+    /// This piece joined with the following `next`, if their contents are adjacent.
     pub(crate) fn join(self, next: Self) -> Option<Self> {
         let joins = match (self.content, next.content) {
             (PieceContent::Zero, PieceContent::Zero) => true,
@@ -76,7 +76,7 @@ impl Piece {
         })
     }
 
-    /// The part of the piece that begins `skip` bytes in and is at most `length` long.
+    /// The part of the piece that begins after `skip` bytes and is at most `length` bytes long.
     pub(crate) fn part(self, skip: u64, length: u64) -> Self {
         let content = match self.content {
             PieceContent::Zero => PieceContent::Zero,
@@ -89,7 +89,7 @@ impl Piece {
     }
 }
 
-/// The packs that a page names, in the order of their first use.
+/// The packs that a page refers to, in the order of first use.
 #[derive(Default)]
 struct PackTable {
     packs: Vec<PackId>,
@@ -211,7 +211,7 @@ pub(crate) fn encode_inner(children: &[Option<PageRef>]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes an inner page that has `child_count` children.
+/// Decodes an inner page with `child_count` children.
 pub(crate) fn decode_inner(bytes: &[u8], child_count: u64) -> Result<Vec<Option<PageRef>>, Malformed> {
     assert!(child_count <= FANOUT, "an inner page has at most FANOUT children");
     let mut decoder = Decoder::new(bytes);

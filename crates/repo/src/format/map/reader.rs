@@ -7,19 +7,19 @@ use super::{FANOUT, LEAF_BYTES, PageRef, Piece, Unit, height, leaf_count};
 use crate::error::{Error, Result};
 use crate::format::pack::pack_name;
 
-/// Where a map gets its pages from.
+/// The source of a map's pages.
 pub(crate) trait PageCache: Send + Sync {
     /// The bytes of a page.
     fn page(&self, page: PageRef) -> Result<Vec<u8>>;
 }
 
-/// A map that is read.
+/// A map that is open for reading.
 pub(crate) struct MapReader<'a> {
     pages: &'a dyn PageCache,
     root: Option<PageRef>,
     size_bytes: u64,
     unit: Unit,
-    /// The inner pages above the leaf that was asked for last, from the root down: the next leaf mostly shares them.
+    /// The inner pages above the last requested leaf, from the root down: the next leaf usually shares them.
     path: Vec<(PageRef, Arc<[Option<PageRef>]>)>,
 }
 
@@ -46,18 +46,18 @@ impl<'a> MapReader<'a> {
         leaf_count(self.size_bytes)
     }
 
-    /// Bytes that leaf `number` describes.
+    /// Number of bytes that leaf `number` describes.
     pub(crate) fn leaf_span(&self, number: u64) -> u64 {
         (self.size_bytes - number * LEAF_BYTES).min(LEAF_BYTES)
     }
 
-    /// Where the page of leaf `number` is; none when all of it is zero.
+    /// The page of leaf `number`; `None` if the leaf is zero.
     pub(crate) fn leaf_ref(&mut self, number: u64) -> Result<Option<PageRef>> {
         assert!(number < self.leaf_count(), "the leaf is inside the map");
         self.page_ref(0, number)
     }
 
-    /// The pieces of leaf `number`; none when all of it is zero.
+    /// The pieces of leaf `number`; `None` if the leaf is zero.
     pub(crate) fn leaf(&mut self, number: u64) -> Result<Option<Vec<Piece>>> {
         let Some(page) = self.leaf_ref(number)? else {
             return Ok(None);
@@ -65,7 +65,7 @@ impl<'a> MapReader<'a> {
         self.decode_leaf(page, number).map(Some)
     }
 
-    /// The pieces of the leaf whose page is `page`.
+    /// The pieces of the leaf in `page`.
     pub(crate) fn decode_leaf(&self, page: PageRef, number: u64) -> Result<Vec<Piece>> {
         let bytes = self.pages.page(page)?;
         decode_leaf(&bytes, self.unit, self.leaf_span(number)).map_err(|malformed| {
@@ -78,7 +78,7 @@ impl<'a> MapReader<'a> {
         })
     }
 
-    /// The number of the first leaf at or behind `number` that has a page; none when the rest of the map is zero.
+    /// The number of the first leaf from `number` on that has a page; `None` if the rest of the map is zero.
     ///
     /// Regions without pages are skipped a subtree at a time.
     pub(crate) fn next_leaf(&mut self, mut number: u64) -> Result<Option<u64>> {
@@ -98,7 +98,7 @@ impl<'a> MapReader<'a> {
         Ok(None)
     }
 
-    /// Where page `number` of `level` (0: leaves) is; none when all of it is zero.
+    /// The reference of page `number` of `level` (0: leaves); `None` if it is zero.
     pub(crate) fn page_ref(&mut self, level: u32, number: u64) -> Result<Option<PageRef>> {
         let top = height(self.size_bytes);
         let mut page = self.root;
@@ -117,7 +117,7 @@ impl<'a> MapReader<'a> {
         Ok(page)
     }
 
-    /// The children of inner page `number` of `level`, which is `depth` below the root.
+    /// The children of inner page `number` of `level`, `depth` levels below the root.
     pub(crate) fn children(
         &mut self,
         page: PageRef,

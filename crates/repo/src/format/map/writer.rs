@@ -1,4 +1,4 @@
-//! Writes a map sequentially, sharing every page that the parent has.
+//! Writes a map sequentially, sharing all pages that are equal to the parent's.
 
 use holdfast_block::to_usize;
 
@@ -7,31 +7,31 @@ use super::{FANOUT, LEAF_BYTES, MapReader, PageRef, Piece, PieceContent, Unit};
 use crate::error::Result;
 use crate::id::PackId;
 
-/// Where a map puts its pages.
+/// The destination of a map's pages.
 pub(crate) trait PageSink {
     /// Stores a page.
     fn put_page(&mut self, bytes: &[u8]) -> Result<PageRef>;
 
-    /// Whether pages of `pack` may be referred to by a new snapshot.
+    /// Whether a new snapshot may refer to pages of `pack`.
     fn is_usable(&self, pack: PackId) -> bool;
 }
 
-/// A map that is written.
+/// A map that is being written.
 pub(crate) struct MapWriter {
     unit: Unit,
     /// Bytes described so far.
     position: u64,
-    /// The pieces of the leaf that is being gathered, and how many bytes they are.
+    /// The pieces of the current leaf, and their total bytes.
     pieces: Vec<Piece>,
     leaf_bytes: u64,
-    /// Children of the inner page that is being gathered on each level, from the lowest up.
+    /// Children of the current inner page on each level, from the lowest up.
     levels: Vec<Level>,
 }
 
 #[derive(Default)]
 struct Level {
     children: Vec<Option<PageRef>>,
-    /// Inner pages of this level that are complete.
+    /// Number of completed inner pages of this level.
     complete: u64,
 }
 
@@ -51,7 +51,7 @@ impl MapWriter {
         self.position
     }
 
-    /// Appends a piece, which may reach over any number of leaves.
+    /// Appends a piece, which may span any number of leaves.
     pub(crate) fn push(
         &mut self,
         mut piece: Piece,
@@ -85,7 +85,7 @@ impl MapWriter {
         Ok(())
     }
 
-    /// Completes the map; none when all of it is zero.
+    /// Completes the map; returns `None` if all of it is zero.
     pub(crate) fn finish(
         mut self,
         parent: &mut Option<MapReader<'_>>,
@@ -126,7 +126,7 @@ impl MapWriter {
         self.push_child(0, page, parent, sink)
     }
 
-    /// Appends so many leaves that are all zero, and returns their bytes.
+    /// Appends this many zero leaves, and returns their bytes.
     fn skip_zero_leaves(
         &mut self,
         leaf_count: u64,
@@ -152,7 +152,7 @@ impl MapWriter {
             self.make_room(level, parent, sink)?;
             let gathered = self.levels[level].children.len() as u64;
             if gathered == 0 && count > FANOUT {
-                // The last page stays with this level: a level always has a child.
+                // The last page stays at this level, since a level always has a child.
                 let page_count = (count - 1) / FANOUT;
                 self.levels[level].complete += page_count;
                 self.push_absent_children(level + 1, page_count, parent, sink)?;
@@ -167,7 +167,7 @@ impl MapWriter {
         Ok(())
     }
 
-    /// The parent's leaf, if it says the same. A parent that cannot be read shares nothing.
+    /// The parent's page of the leaf, if it is equal. An unreadable parent shares nothing.
     fn same_leaf(&self, number: u64, parent: &mut Option<MapReader<'_>>, sink: &dyn PageSink) -> Option<PageRef> {
         let parent = parent.as_mut()?;
         if parent.unit() != self.unit || number >= parent.leaf_count() {
@@ -175,11 +175,12 @@ impl MapWriter {
         }
         let page = parent.leaf_ref(number).ok()??;
         let same = sink.is_usable(page.location.pack) && parent.decode_leaf(page, number).ok()? == self.pieces;
-        // Reading may have shown that the directory of its pack is damaged.
+        // Reading may have revealed that the directory of its pack is damaged.
         (same && sink.is_usable(page.location.pack)).then_some(page)
     }
 
-    /// Hands a page to the level above it. A full page is stored when the next child comes, so a level always has a child.
+    /// Adds a page to the level above it. A full page is stored when the next child arrives, so a level always has a
+    /// child.
     fn push_child(
         &mut self,
         level: usize,
@@ -192,7 +193,7 @@ impl MapWriter {
         Ok(())
     }
 
-    /// Stores the page that is gathered on `level` if it is full.
+    /// Stores the current page of `level` if it is full.
     fn make_room(&mut self, level: usize, parent: &mut Option<MapReader<'_>>, sink: &mut dyn PageSink) -> Result<()> {
         if self.levels.len() == level {
             self.levels.push(Level::default());
@@ -204,7 +205,7 @@ impl MapWriter {
         Ok(())
     }
 
-    /// Stores the inner page that is gathered on `level`.
+    /// Stores the current inner page of `level`.
     fn finish_inner(
         &mut self,
         level: usize,
@@ -224,7 +225,7 @@ impl MapWriter {
     }
 }
 
-/// The parent's inner page at this place, if it has the same children.
+/// The parent's inner page at this position, if it has the same children.
 fn same_inner(
     level: usize,
     number: u64,
@@ -254,7 +255,7 @@ mod tests {
     use crate::format::pack::Location;
     use crate::id::PackId;
 
-    /// Keeps every page, and names it by its number.
+    /// Stores pages in memory; a page's number is its location.
     #[derive(Default)]
     struct Pages(Vec<Vec<u8>>);
 
@@ -280,7 +281,7 @@ mod tests {
         }
     }
 
-    /// A run of leaves, each all zero or with a block of data.
+    /// A run of leaves, each zero or with a block of data.
     struct Run {
         leaf_count: u64,
         has_data: bool,
@@ -290,7 +291,8 @@ mod tests {
         map.push(Piece { length, content }, &mut None, pages).unwrap();
     }
 
-    /// Writes `runs`, with at most `zero_leaves_max` leaves of zeroes in one piece; gives the root and all pages.
+    /// Writes `runs`, with at most `zero_leaves_max` leaves of zeroes in one piece; returns the root and all
+    /// pages.
     fn write(runs: &[Run], zero_leaves_max: u64) -> (Option<PageRef>, Vec<Vec<u8>>) {
         let (mut map, mut pages) = (MapWriter::new(Unit::Block), Pages::default());
         for run in runs {
@@ -308,7 +310,7 @@ mod tests {
         (map.finish(&mut None, &mut pages).unwrap(), pages.0)
     }
 
-    /// Whole subtrees of zeroes are skipped; the pages are the same as if each leaf came by itself.
+    /// Whole subtrees of zeroes are skipped; the pages are the same as for leaf-by-leaf writing.
     #[test]
     fn zeroes_in_one_piece_make_the_same_pages_as_leaf_by_leaf() {
         let million = FANOUT * FANOUT;

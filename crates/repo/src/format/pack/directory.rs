@@ -24,13 +24,14 @@ use crate::id::{ChunkId, WriterId};
 use crate::key::TAG_LENGTH;
 use crate::wire::{Decoder, Malformed, put_varint};
 
-/// Longest directory that is read: far more than a pack of the largest size with the smallest chunks needs.
+/// Maximum length of a directory that is read: far more than a pack of the largest size with the smallest
+/// chunks needs.
 pub(crate) const DIRECTORY_BYTES_MAX: u64 = 32 << 20;
 
-/// Most frames of a pack.
+/// Maximum number of frames in a pack.
 pub(crate) const FRAME_COUNT_MAX: usize = 1 << 16;
 
-/// What a frame is made of.
+/// The kind of content of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FrameContent {
     /// Chunks of whole blocks, each block with a print.
@@ -74,7 +75,7 @@ pub(crate) struct FrameStart {
 }
 
 impl FrameContent {
-    /// How it is written, and the bytes in which lengths of chunks are counted.
+    /// Its code, and the unit of chunk lengths in bytes.
     fn to_wire(self) -> (u8, u64) {
         match self {
             Self::Blocks => (0, BLOCK_BYTES),
@@ -91,7 +92,7 @@ impl FrameContent {
 }
 
 impl FrameEntry {
-    /// Writes what comes before the chunks.
+    /// Writes the fields before the chunks.
     pub(super) fn encode(&self, bytes: &mut Vec<u8>) {
         put_varint(bytes, self.stored_length.into());
         put_varint(bytes, self.raw_length.into());
@@ -99,7 +100,7 @@ impl FrameEntry {
         bytes.push(self.content.to_wire().0);
     }
 
-    /// Sealed bytes of the frame's prints; 0 when it has none.
+    /// Sealed bytes of the frame's prints; 0 if it has none.
     pub(crate) fn prints_length(&self) -> usize {
         match self.content {
             FrameContent::Blocks => {
@@ -110,7 +111,7 @@ impl FrameEntry {
     }
 }
 
-/// A checked directory.
+/// A validated directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Directory {
     pub(crate) kind: PackKind,
@@ -148,7 +149,7 @@ impl Directory {
         self.chunks.len()
     }
 
-    /// Bytes that this value takes in memory, about.
+    /// Approximate memory of this value in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         self.frames.len() * size_of::<FrameEntry>()
             + self.chunks.len() * size_of::<ChunkEntry>()
@@ -156,7 +157,7 @@ impl Directory {
             + size_of::<Self>()
     }
 
-    /// Adds the next frame behind the last one.
+    /// Adds the next frame after the last one.
     pub(crate) fn push(
         &mut self,
         stored_length: u32,
@@ -179,14 +180,14 @@ impl Directory {
         });
     }
 
-    /// First byte behind the last frame.
+    /// The offset after the last frame.
     pub(crate) fn frames_end(&self) -> u64 {
         self.frames.last().map_or(HEADER_LENGTH as u64, |frame| {
             frame.offset + u64::from(frame.stored_length)
         })
     }
 
-    /// Places the prints behind the last frame; returns where the directory begins.
+    /// Places the prints after the last frame; returns the offset of the directory.
     fn place_prints(&mut self) -> u64 {
         let mut offset = self.frames_end();
         for frame in &mut self.frames {
@@ -215,7 +216,7 @@ impl Directory {
         bytes
     }
 
-    /// Writes what comes before the frames.
+    /// Writes the fields before the frames.
     pub(super) fn encode_start(&self, bytes: &mut Vec<u8>) {
         bytes.push(match self.kind {
             PackKind::Data => 1,
@@ -224,7 +225,7 @@ impl Directory {
         bytes.extend_from_slice(self.writer.as_bytes());
     }
 
-    /// A directory without frames, from what comes before them.
+    /// Decodes the fields before the frames to a directory without frames.
     pub(super) fn decode_start(decoder: &mut Decoder<'_>) -> Result<Self, Malformed> {
         let kind = match decoder.u8()? {
             1 => PackKind::Data,
@@ -234,7 +235,7 @@ impl Directory {
         Ok(Self::new(kind, WriterId::from_bytes(decoder.array()?)))
     }
 
-    /// Decodes and checks; `directory_offset` is where the pack says that its directory begins.
+    /// Decodes and validates; `directory_offset` is the directory's offset according to the trailer.
     pub(crate) fn decode(bytes: &[u8], directory_offset: u64) -> Result<Self, Malformed> {
         let mut directory = Self::decode_unplaced(bytes)?;
         if directory.place_prints() != directory_offset {
@@ -243,7 +244,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Decodes a directory without knowing where in its pack it lies, and so without placing the prints.
+    /// Decodes a directory without its offset in the pack, and therefore without the offsets of prints.
     pub(crate) fn decode_unplaced(bytes: &[u8]) -> Result<Self, Malformed> {
         const FRAME_BYTES: usize = 5;
         let mut decoder = Decoder::new(bytes);
@@ -262,7 +263,7 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Decodes what comes before the chunks of a frame.
+    /// Decodes the fields before the chunks of a frame.
     pub(super) fn decode_frame_start(decoder: &mut Decoder<'_>) -> Result<FrameStart, Malformed> {
         let limit = (FRAME_BYTES_MAX + TAG_LENGTH) as u64;
         let stored_length = bounded_u32(decoder.varint_at_most(limit)?);
@@ -318,7 +319,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Finishes a directory that was built with [`push`](Self::push); returns where it must be stored.
+    /// Completes a directory that was built with [`push`](Self::push); returns the offset at which it must be
+    /// stored.
     pub(crate) fn finish(&mut self) -> u64 {
         self.place_prints()
     }

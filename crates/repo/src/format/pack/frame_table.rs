@@ -5,13 +5,13 @@
 //! n    frames, each: n stored bytes, n bytes before compression, u8 codec, u8 content, as in the directory
 //! ```
 //!
-//! With it a pack whose directory is damaged can be read. Every frame is authenticated by its seal, so a wrong table
-//! causes errors, and never wrong bytes.
+//! It makes a pack with a damaged directory readable. Every frame is authenticated by its seal, so a wrong table
+//! causes errors, but never wrong bytes.
 
 use super::directory::Directory;
 use crate::wire::{Decoder, Malformed, put_varint};
 
-/// Longest table that is read, before its seal.
+/// Maximum length of a table that is read, without its seal.
 pub(crate) const FRAME_TABLE_BYTES_MAX: u32 = 1 << 20;
 /// Bytes of the shortest frame of a table.
 const FRAME_BYTES: usize = 4;
@@ -27,7 +27,7 @@ pub(crate) fn encode_frame_table(directory: &Directory) -> Vec<u8> {
     bytes
 }
 
-/// A directory that has the frames of a table, and no chunks.
+/// A directory with the frames of a table, without chunks.
 pub(crate) fn decode_frame_table(bytes: &[u8]) -> Result<Directory, Malformed> {
     let mut decoder = Decoder::new(bytes);
     let mut directory = Directory::decode_start(&mut decoder)?;

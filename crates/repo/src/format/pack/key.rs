@@ -7,7 +7,7 @@
 use crate::id::PackId;
 use crate::key::{Cipher, SealingKey};
 
-/// Which part of a pack is sealed.
+/// The sealed sections of a pack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PackSection {
     /// The stored bytes of a frame.
@@ -48,7 +48,8 @@ impl PackKey {
         self.0.seal(section.nonce(), &[], bytes);
     }
 
-    /// Opens `bytes` in place and cuts the tag off; false, and the bytes are useless, when they are not what was sealed.
+    /// Opens `bytes` in place and removes the tag; returns false if authentication fails, and the content is then
+    /// undefined.
     #[must_use]
     pub(crate) fn open(&self, section: PackSection, bytes: &mut Vec<u8>) -> bool {
         self.0.open(section.nonce(), &[], bytes).is_ok()

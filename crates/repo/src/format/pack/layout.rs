@@ -34,7 +34,7 @@ use crate::store::{ObjectKind, ObjectName};
 pub(crate) const HEADER_LENGTH: usize = 64;
 pub(crate) const TRAILER_LENGTH: usize = 80;
 const FORMAT_VERSION: u16 = 2;
-/// The version with shorter frames and fewer codecs. It is read as the present one, and not written any more.
+/// The version with shorter frames and fewer codecs. It is read like the present one, but not written.
 const FORMAT_VERSION_1: u16 = 1;
 const HEADER_MAGIC: &[u8; 8] = b"HFPACK\r\n";
 const TRAILER_MAGIC: &[u8; 8] = b"HFPKEND\n";
@@ -53,7 +53,7 @@ const TRAILER_HASH_AT: usize = TRAILER_DIRECTORY_LENGTH_AT + 8;
 const TRAILER_CRC_AT: usize = TRAILER_LENGTH - 4;
 const _: () = assert!(TRAILER_HASH_AT + 32 <= TRAILER_CRC_AT);
 
-/// What the frames of a pack hold.
+/// The content of a pack's frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PackKind {
     /// Chunks.
@@ -82,14 +82,14 @@ pub(crate) fn encode_header(pack: PackId, kind: PackKind, writer: WriterId) -> [
     header
 }
 
-/// What a checked header says.
+/// The fields of a validated header.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackHeader {
     pub(crate) kind: PackKind,
     pub(crate) writer: WriterId,
 }
 
-/// The identity that a header names, which need not be that of the name it is under; none where it is no header.
+/// The pack id in a header, which may differ from that in the object's name; `None` if it is not a header.
 pub(crate) fn header_pack(header: &[u8; HEADER_LENGTH]) -> Option<PackId> {
     let identity = header[HEADER_PACK_AT..HEADER_WRITER_AT].try_into();
     let pack = PackId::from_bytes(identity.expect("an identity has its length"));
@@ -147,7 +147,7 @@ pub(crate) fn encode_trailer(
     trailer
 }
 
-/// What a checked trailer says.
+/// The fields of a validated trailer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PackTrailer {
     pub(crate) directory_offset: u64,
@@ -155,10 +155,10 @@ pub(crate) struct PackTrailer {
     pub(crate) hash: [u8; 32],
 }
 
-/// Corrects a trailer in which one bit has flipped; none if it is damaged further.
+/// Corrects a trailer with a single flipped bit; `None` if it is damaged further.
 ///
-/// The checksum identifies the bit: no two trailers that differ in two bits have the same, and the identity and the
-/// position of the directory must match as well.
+/// The checksum identifies the bit: no two trailers that differ in two bits have the same checksum, and the pack id
+/// and the offset of the directory must match as well.
 pub(crate) fn correct_trailer(trailer: &[u8; TRAILER_LENGTH], pack: PackId, pack_length: u64) -> Option<PackTrailer> {
     (0..TRAILER_LENGTH * 8).find_map(|bit| {
         let mut trial = *trailer;

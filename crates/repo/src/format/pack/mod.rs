@@ -24,7 +24,7 @@ pub(crate) use writer::{PackWriter, SealedFrame, UnsealedFrame};
 
 use crate::id::PackId;
 
-/// Where bytes are: an offset into a frame, before compression.
+/// The location of bytes: an offset in a frame before compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct Location {
     pub(crate) pack: PackId,
@@ -33,7 +33,7 @@ pub(crate) struct Location {
 }
 
 impl Location {
-    /// The location `bytes` further on in the same frame.
+    /// The location `bytes` further in the same frame.
     pub(crate) fn advance(self, bytes: u64) -> Self {
         let bytes = u32::try_from(bytes).expect("a frame is far smaller than 4 GiB");
         Self {

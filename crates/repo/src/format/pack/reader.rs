@@ -10,39 +10,39 @@ use crate::format::codec::{Decompressor, FrameMemory, StoredFrame};
 use crate::id::PackId;
 use crate::store::{ObjectName, Store, StoreError};
 
-/// Bytes at the end of a pack that are read at once: most directories fit.
+/// Bytes at the end of a pack that are read together: most directories fit.
 const TAIL_BYTES: u64 = 48 << 10;
 
 /// Bytes of the shortest pack: a header and a trailer.
 pub(crate) const PACK_BYTES_MIN: u64 = (HEADER_LENGTH + TRAILER_LENGTH) as u64;
 
-/// How the directory of a pack was found.
+/// The state of a pack's directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DirectoryState {
-    /// Where the trailer says, and whole.
+    /// Intact, as is the trailer.
     Whole,
-    /// It is whole, and the trailer that leads to it is not.
+    /// The directory is intact, but the trailer is damaged.
     TrailerDamaged(DirectoryFlaw),
-    /// It is lost. The frames are known from the index, the chunks in them are not.
+    /// The directory is lost. The frames are known from the index, their chunks are not.
     Lost(DirectoryFlaw),
 }
 
-/// What is wrong with the end of a pack.
+/// A problem at the end of a pack.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DirectoryFlaw {
     offset: u64,
     detail: String,
 }
 
-/// A pack whose directory was read and checked, or whose frames are known in another way.
+/// A pack whose directory was read and validated, or whose frames are known from elsewhere.
 pub(crate) struct PackReader {
     pub(crate) pack: PackId,
     pub(crate) name: ObjectName,
     pub(crate) length: u64,
     pub(crate) directory: Directory,
-    /// Where the sealed directory begins.
+    /// The offset of the sealed directory.
     pub(crate) directory_offset: u64,
-    /// BLAKE3 of everything before the trailer, as the trailer has it.
+    /// BLAKE3 of everything before the trailer, according to the trailer.
     pub(crate) hash: [u8; 32],
     pub(crate) state: DirectoryState,
     key: PackKey,
@@ -53,7 +53,7 @@ pub(crate) fn read_directory(store: &dyn Store, pack: PackId, key: PackKey) -> R
     read_directory_at(store, pack_name(pack), pack, key)
 }
 
-/// Reads the directory of the bytes under the name of `place`, where they are those of another pack; none where they are not.
+/// Reads the directory of the bytes under the name of `place`, if they are those of another pack; otherwise `None`.
 pub(crate) fn read_displaced_directory(
     store: &dyn Store,
     place: PackId,
@@ -68,7 +68,7 @@ pub(crate) fn read_displaced_directory(
     }
 }
 
-/// Reads the directory of `pack`, whose bytes are under `name`.
+/// Reads the directory of `pack`, whose bytes are stored under `name`.
 fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: PackKey) -> Result<PackReader> {
     let length = match store.length(&name) {
         Err(StoreError::NotFound { .. }) => return Err(Error::MissingPack { pack }),
@@ -101,10 +101,10 @@ fn read_directory_at(store: &dyn Store, name: ObjectName, pack: PackId, key: Pac
     })
 }
 
-/// Where the directory of a pack is.
+/// The location of a pack's directory.
 struct DirectoryLocation<'a> {
     name: &'a ObjectName,
-    /// What was read of the bytes before the trailer.
+    /// The bytes before the trailer that were read with it.
     tail: &'a [u8],
     offset: u64,
     length: u64,
@@ -136,8 +136,8 @@ impl DirectoryLocation<'_> {
     }
 }
 
-/// Finds the frames of `pack`, whose directory or trailer cannot be used because of `error`, in another way: behind a
-/// trailer of which one bit has flipped, or with `table`, the copy in the index. None where there is no way.
+/// Finds the frames of `pack` in another way if `error` makes its directory or trailer unusable: by correcting a
+/// flipped bit in the trailer, or with `table`, the copy in the index. `None` if that is impossible.
 pub(crate) fn read_around(
     store: &dyn Store,
     pack: PackId,
@@ -149,7 +149,7 @@ pub(crate) fn read_around(
     let length = store.length(&name)?;
     let mut header = [0; HEADER_LENGTH];
     let is_header_read = store.get_range(&name, 0, &mut header).is_ok();
-    // The bytes of another pack are no way to those of this one.
+    // The bytes of another pack do not help to read this one.
     if length < PACK_BYTES_MIN || is_header_read && header_pack(&header).is_some_and(|other| other != pack) {
         return Ok(None);
     }
@@ -202,7 +202,7 @@ pub(crate) fn read_around(
     }))
 }
 
-/// What the header of `pack` says that it holds.
+/// The kind of content according to the header of `pack`.
 pub(crate) fn read_kind(store: &dyn Store, pack: PackId) -> Result<PackKind> {
     let mut header = [0; HEADER_LENGTH];
     match store.get_range(&pack_name(pack), 0, &mut header) {
@@ -213,7 +213,7 @@ pub(crate) fn read_kind(store: &dyn Store, pack: PackId) -> Result<PackKind> {
 }
 
 impl PackReader {
-    /// What is wrong with the directory, or with the trailer that leads to it.
+    /// The problem of the directory or the trailer.
     pub(crate) fn flaw(&self) -> Option<Error> {
         match &self.state {
             DirectoryState::Whole => None,
@@ -245,7 +245,7 @@ impl PackReader {
         }
     }
 
-    /// The entry of frame `number`; one that does not exist is damage, of the pack or of what referred to it.
+    /// The entry of frame `number`; a number that does not exist is damage of the pack or of the reference.
     pub(crate) fn frame(&self, number: u32) -> Result<&FrameEntry> {
         self.directory.frame(number).ok_or_else(|| {
             let detail = format!(
@@ -276,7 +276,8 @@ impl PackReader {
         decompressor.decompress(&self.stored(frame, sealed), raw)
     }
 
-    /// As [`unseal`](Self::unseal), but at least the first `wanted` bytes only; `raw` gets as long as what was decompressed.
+    /// Like [`unseal`](Self::unseal), but decodes at least the first `wanted` bytes; `raw` becomes as long as the
+    /// decoded part.
     pub(crate) fn unseal_start(
         &self,
         number: u32,
@@ -310,7 +311,7 @@ impl PackReader {
         Err(Error::damaged(&self.name, frame.offset, detail))
     }
 
-    /// Reads the prints of the blocks of frame `number`; none where it holds no blocks.
+    /// Reads the prints of the blocks of frame `number`; empty if it contains no blocks.
     pub(crate) fn prints(&self, store: &dyn Store, number: u32) -> Result<Vec<u8>> {
         let frame = self.frame(number)?;
         if frame.content != FrameContent::Blocks {
@@ -331,7 +332,7 @@ impl PackReader {
         Err(Error::damaged(&self.name, self.frame(number)?.prints_offset, detail))
     }
 
-    /// Checks the parts that no frame's seal covers: the header.
+    /// Checks the part that no frame's seal covers: the header.
     pub(crate) fn check_header(&self, header: &[u8; HEADER_LENGTH]) -> Result<()> {
         let header = decode_header(header, self.pack)?;
         if header.kind != self.directory.kind || header.writer != self.directory.writer {

@@ -24,17 +24,17 @@ pub(crate) struct SealedFrame {
 }
 
 impl SealedFrame {
-    /// Bytes that the frame adds to its pack, the directory apart.
+    /// Bytes that the frame adds to its pack, without the directory.
     pub(crate) fn stored_bytes(&self) -> u64 {
         (self.payload.len() + self.prints.len()) as u64
     }
 
-    /// Bytes of the frame that are held in memory, the tag apart.
+    /// Bytes of the frame in memory, without the tag.
     pub(crate) fn held_bytes(&self) -> usize {
         self.payload.len() - TAG_LENGTH
     }
 
-    /// The memory of the frame before compression, where it was stored as it is.
+    /// The memory of the uncompressed frame, if it was stored uncompressed.
     pub(crate) fn into_raw_buffer(self) -> Vec<u8> {
         match self.codec {
             Codec::Raw => self.payload,
@@ -43,20 +43,20 @@ impl SealedFrame {
     }
 }
 
-/// A full frame that is neither compressed nor sealed.
+/// A full frame that is not compressed and sealed yet.
 pub(crate) struct UnsealedFrame {
     pub(crate) number: u32,
     pub(crate) raw: Vec<u8>,
     pub(crate) content: FrameContent,
-    /// The prints of the blocks of the frame; empty where it holds no blocks.
+    /// The prints of the blocks of the frame; empty if it contains no blocks.
     pub(crate) prints: Vec<u8>,
     pub(crate) chunks: Vec<ChunkEntry>,
 }
 
 impl UnsealedFrame {
-    /// Compresses and seals the frame: the expensive step, done by any thread, in any order.
+    /// Compresses and seals the frame: the expensive step, which any thread can do in any order.
     ///
-    /// The memory of the frame before compression comes back unless it is sealed where it is, because it does not compress.
+    /// Also returns the memory of the uncompressed frame, unless the frame does not compress and was sealed in place.
     pub(crate) fn seal(mut self, compressor: &mut Compressor, key: &PackKey) -> (SealedFrame, Vec<u8>) {
         let mut compressed = Vec::new();
         let codec = compressor.compress(&mut self.raw, &mut compressed);
@@ -90,7 +90,7 @@ pub(crate) struct PackWriter {
     hasher: blake3::Hasher,
     directory: Directory,
     prints: Vec<u8>,
-    /// Frames that came before their predecessors: a frame's number is its place.
+    /// Frames that arrived before their predecessors; a frame's number is its position.
     early: BTreeMap<u32, SealedFrame>,
 }
 
@@ -115,12 +115,12 @@ impl PackWriter {
         Ok(pack_writer)
     }
 
-    /// Frames that are in their place.
+    /// Number of appended frames.
     pub(crate) fn frame_count(&self) -> usize {
         self.directory.frames().len()
     }
 
-    /// Puts a frame in its place, now or when its predecessors have come; hands out frames that were appended.
+    /// Appends a frame now, or after its predecessors; passes appended frames to `recycle`.
     pub(crate) fn add(&mut self, frame: SealedFrame, mut recycle: impl FnMut(SealedFrame)) -> Result<()> {
         self.early.insert(frame.number, frame);
         while let Some(frame) = self.next_in_place() {
@@ -144,7 +144,7 @@ impl PackWriter {
         self.early.remove(&number)
     }
 
-    /// Writes what follows the frames; the pack is complete and durable when this returns.
+    /// Writes the rest of the pack; it is complete and durable on return.
     pub(crate) fn finish(mut self, attachment: Vec<u8>) -> Result<(Directory, u64)> {
         assert!(self.early.is_empty(), "a frame of the pack is missing");
         let prints = std::mem::take(&mut self.prints);

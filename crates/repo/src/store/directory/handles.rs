@@ -7,7 +7,7 @@ use crate::store::ObjectName;
 
 const HANDLE_COUNT_MAX: usize = 32;
 
-/// The files read last, the latest at the end.
+/// The most recently read files, the latest at the end.
 #[derive(Debug, Default)]
 pub(super) struct FileHandles {
     files: Mutex<Vec<(ObjectName, Arc<File>)>>,

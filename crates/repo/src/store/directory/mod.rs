@@ -7,15 +7,16 @@
 //! tmp/<32 digits>       objects on their way
 //! ```
 //!
-//! An object is written to `tmp/`, synced, and only then linked to its name: `link` fails where the name is taken, on every file
-//! system and through NFS, so exactly one put succeeds. Each fsync serves one promise of [`Store`]:
+//! An object is written to `tmp/`, synced, and only then linked to its name: `link` fails if the name is taken, on
+//! every file system including NFS, so exactly one put succeeds. Each fsync fulfils one promise of [`Store`]:
 //!
-//! 1. of the temporary file, before the link: whole or not at all;
+//! 1. of the temporary file, before the link: the object is complete or does not exist;
 //! 2. of the folder, after the link: durable;
-//! 3. of the folder above, once per process and folder: so that the folder itself is durable, even if another process created it.
+//! 3. of the parent folder, once per process and folder: the folder itself is durable, even if another process created
+//! it.
 //!
-//! A file without a name (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most of FUSE have no such
-//! thing: one way that works everywhere is tested everywhere.
+//! An unnamed file (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most FUSE file systems do
+//! not support it; a single method that works everywhere is tested everywhere.
 
 mod handles;
 mod temporary;
@@ -41,13 +42,14 @@ use self::tree::{FolderEntry, FolderTree};
 use super::name::is_fan_out;
 use super::{ObjectKind, ObjectName, ObjectWriter, Put, Result, Store, StoreError};
 
-/// The folder of objects on their way.
+/// The folder of unfinished objects.
 const TEMPORARY_FOLDER: &str = "tmp";
 
 /// A store in a directory.
 ///
-/// The directory may be reached through a symbolic link, and may be read-only; inside it no link is followed, and
-/// nothing but regular files is an object. Folders are made for their owner alone (0700, objects 0600), less what the umask forbids.
+/// The directory may be reached through a symbolic link, and may be read-only; inside it no link is followed, and only
+/// regular files are objects. Folders are accessible to their owner only (0700, objects 0600), further restricted by
+/// the umask.
 #[derive(Debug)]
 pub struct DirectoryStore {
     tree: Arc<FolderTree>,
@@ -63,7 +65,8 @@ impl DirectoryStore {
         })
     }
 
-    /// The store in the directory at `path`, which is made, durably, if it does not exist; the directory above it must.
+    /// The store in the directory at `path`, which is created durably if it does not exist; its parent directory must
+    /// exist.
     pub fn create(path: &Path) -> Result<Self> {
         FolderTree::create(path)?;
         Self::open(path)
@@ -71,8 +74,9 @@ impl DirectoryStore {
 
     /// Removes temporary files that were last written before `written_before`, and returns the number of bytes freed.
     ///
-    /// An active writer touches its file as it writes; one whose file was removed gets an error when it commits.
-    /// Leftovers of crashed writers are therefore recognized only by age, by the clock of the file system.
+    /// An active writer touches its file as it writes; a writer whose file was removed gets an error when it
+    /// commits. Leftovers of crashed writers can therefore only be recognized by age, according to the clock of
+    /// the file system.
     pub fn clean_temporary(&self, written_before: SystemTime) -> Result<u64> {
         let error = |source| self.tree.error("delete", TEMPORARY_FOLDER, source);
         let folder = match self.tree.open_folder(&[TEMPORARY_FOLDER]) {
@@ -97,7 +101,8 @@ impl DirectoryStore {
         Ok(freed_bytes)
     }
 
-    /// What time it is by the clock of the file system, which may be another host's; none when there is no folder of temporary files.
+    /// The time of the file system's clock, which may be that of another host; `None` if there is no folder of
+    /// temporary files.
     fn file_system_time(&self) -> Result<Option<SystemTime>> {
         let touched = self.tree.open_folder(&[TEMPORARY_FOLDER]).and_then(|folder| {
             let now = Timespec {
@@ -134,9 +139,10 @@ impl DirectoryStore {
         file.map_err(|source| self.unusual_object_error("open", name, source))
     }
 
-    /// The error for what the operating system says about the object `name`, when something else may have its name.
+    /// Converts an error of the operating system about the object `name`, if its name may be taken by something
+    /// else.
     ///
-    /// A pack, a segment or a key in whose place is no file does not exist, as in a list.
+    /// A pack, a segment or a key whose name is not that of a regular file does not exist, as in a listing.
     fn unusual_object_error(&self, action: &'static str, name: &ObjectName, source: IoError) -> StoreError {
         let folder = self.tree.open_folder(&tree::folders(name)).ok();
         let stat = folder.and_then(|folder| statat(folder, name.name(), AtFlags::SYMLINK_NOFOLLOW).ok());
@@ -159,7 +165,7 @@ impl DirectoryStore {
             return Ok(Arc::new(self.open_object(name)?));
         }
         if let Some(file) = self.handles.find(name) {
-            // A deleted pack is not found, even if a handle still reaches its bytes.
+            // A deleted pack is not found, even if an open handle can still read its bytes.
             match fstat(&*file) {
                 Ok(stat) if stat.st_nlink > 0 => return Ok(file),
                 _ => self.handles.forget(name),
@@ -200,7 +206,7 @@ impl DirectoryStore {
     ) -> Result<()> {
         let path = folders.join("/");
         let folder = match self.tree.open_folder(folders) {
-            // What is no folder has been reported where it lies.
+            // An entry that is not a folder was reported at its own level.
             Err(source) if matches!(source.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(()),
             other => other.map_err(|source| self.tree.error("list", &path, source))?,
         };
@@ -219,10 +225,11 @@ impl DirectoryStore {
 
 type ListVisitor<'a> = dyn FnMut(ObjectName, u64) -> Result<()> + 'a;
 
-/// The object that `entry` of a folder is listed as.
+/// The object for which an `entry` of a folder is listed.
 ///
-/// For kinds whose absence permits a deletion, every entry with a valid name is listed, also one that is not a file:
-/// reading it is an error. A pack, a segment or a key that is not a file is skipped: others are used instead.
+/// For kinds whose absence permits a deletion, every entry with a valid name is listed, even if it is not a regular
+/// file: reading it is an error. A pack, a segment or a key that is not a regular file is skipped: others are used
+/// instead.
 fn listed(kind: ObjectKind, folders: &[&str], entry: &FolderEntry<'_>) -> Option<ObjectName> {
     match kind {
         ObjectKind::Config | ObjectKind::Key | ObjectKind::Pack | ObjectKind::Index => object(kind, folders, entry),
@@ -236,7 +243,7 @@ fn listed(kind: ObjectKind, folders: &[&str], entry: &FolderEntry<'_>) -> Option
     }
 }
 
-/// The object that `entry` of the folder is, if it is one and lies where it belongs.
+/// The object in an `entry` of the folder, if it is one and is in the correct folder.
 fn object(kind: ObjectKind, folders: &[&str], entry: &FolderEntry<'_>) -> Option<ObjectName> {
     let name = ObjectName::new(kind, entry.name.to_str().ok()?).ok()?;
     (entry.file_type == FileType::RegularFile && tree::folders(&name) == folders).then_some(name)
@@ -401,7 +408,7 @@ impl Store for DirectoryStore {
             let name = entry.name.to_string_lossy();
             let known = match entry.file_type {
                 FileType::RegularFile => name == ObjectKind::Config.folder(),
-                // A file system that holds nothing but the store has a `lost+found` in its root.
+                // The root of a dedicated file system contains a `lost+found`.
                 FileType::Directory => {
                     name == TEMPORARY_FOLDER || name == "lost+found" || kinds.clone().any(|kind| name == kind.folder())
                 }

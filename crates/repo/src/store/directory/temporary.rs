@@ -14,7 +14,8 @@ use super::TEMPORARY_FOLDER;
 use super::tree::{FolderTree, folders, sync};
 use crate::store::{ObjectName, ObjectWriter, Put, Result, StoreError};
 
-/// Bytes after which the kernel is asked to start writing, so that the sync at the end of a pack finds little left to do.
+/// Number of bytes after which the kernel is asked to start writing, so that the sync at the end of a pack takes little
+/// time.
 const WRITE_BEHIND_BYTES: u64 = 8 << 20;
 
 /// A file in the folder of temporary files, removed when dropped.
@@ -49,7 +50,8 @@ impl TemporaryFile {
         })
     }
 
-    /// What time it is by the clock that gives files their times, which may be another host's. The file goes again.
+    /// The current time of the clock that the file system uses, which may be that of another host. The file is
+    /// removed afterwards.
     pub(super) fn modification_time(mut self) -> Result<SystemTime> {
         let found = self.write(b"now").and_then(|()| self.file.sync_all()).and_then(|()| {
             let found = self.file.metadata()?;
@@ -90,8 +92,8 @@ impl TemporaryFile {
         let (from, to) = (self.source_name.as_str(), self.object.name());
         match linkat(&self.folder, from, target, to, AtFlags::empty()) {
             Ok(()) => Ok(Put::Created),
-            // A server may have linked the file, lost its reply, and refused the retransmission. No other process links
-            // our file.
+            // A server may have linked the file, lost its reply, and rejected the retransmission. No other process
+            // links this file.
             Err(Errno::EXIST) => {
                 let stat = rustix::fs::fstat(&self.file).map_err(|errno| PublishFailure::Io("link", errno.into()))?;
                 Ok(match stat.st_nlink {
@@ -104,7 +106,7 @@ impl TemporaryFile {
         }
     }
 
-    /// Does the same where there are no hard links: FAT, some of FUSE and SMB.
+    /// The same without hard links: for FAT, some FUSE file systems and SMB.
     fn rename(&self, target: &File) -> std::result::Result<Put, PublishFailure> {
         let (from, to) = (self.source_name.as_str(), self.object.name());
         match renameat_with(&self.folder, from, target, to, RenameFlags::NOREPLACE) {
@@ -121,8 +123,8 @@ impl TemporaryFile {
         if let Some(behind) = NonZeroU64::new(self.length - self.started)
             && behind.get() >= WRITE_BEHIND_BYTES
         {
-            // Linux starts to write the dirty pages of the range and drops the clean ones: packs are not read soon.
-            // Advice only: a file system that refuses it is none the worse.
+            // Linux starts to write the dirty pages of the range and drops the clean ones, since packs are not read
+            // soon. This is only advice, so errors are ignored.
             fadvise(&self.file, self.started, Some(behind), Advice::DontNeed).ok();
             self.started = self.length;
         }
@@ -148,15 +150,17 @@ impl ObjectWriter for TemporaryFile {
 
 impl Drop for TemporaryFile {
     fn drop(&mut self) {
-        // After a rename there is nothing to remove; what cannot be removed now is cleaned by age.
+        // After a rename there is nothing to remove; a file that cannot be removed now is removed later by
+        // its age.
         unlinkat(&self.folder, &self.source_name, AtFlags::empty()).ok();
     }
 }
 
-/// A name that no other temporary file has, on any host.
+/// A name that is unique on all hosts.
 ///
-/// It must never come again: a writer whose file was cleaned away would otherwise publish another's half-written one. The
-/// standard library's hash keys come from the operating system's randomness, once per thread, and differ for each state.
+/// It must never be reused: a writer whose file was cleaned away would otherwise publish a half-written file of another
+/// writer. The standard library's hash keys are seeded from the operating system's randomness, once per thread, and
+/// differ for each state.
 fn unique_name() -> String {
     let draw = || RandomState::new().build_hasher().finish();
     format!("{:016x}{:016x}", draw(), draw())

@@ -158,7 +158,7 @@ fn a_pipe_in_place_of_an_object_is_an_error_without_blocking() {
     assert!(store.get(&name(ObjectKind::Index, "pipe"), 10).is_err());
 }
 
-/// Two stores stand for two processes: one deletes and recreates an object that the other has open.
+/// Two stores simulate two processes: one deletes and recreates an object that the other has open.
 #[test]
 fn an_open_handle_does_not_outlive_the_object() {
     let (folder, store) = store();
@@ -190,7 +190,7 @@ fn old_temporary_files_are_removed_and_their_writers_fail() {
     assert!(store.length(&name(ObjectKind::Index, "a")).unwrap_err().is_not_found());
 }
 
-/// The clock of the file system counts; the clock of the host may differ.
+/// The age is measured by the clock of the file system; the clock of the host may differ.
 #[test]
 fn only_old_leftovers_of_crashed_writers_are_removed() {
     let (folder, store) = store();

@@ -1,4 +1,4 @@
-//! The folders of a directory store: opened step by step, never through a link, and made durable.
+//! The folders of a directory store: opened component by component, never through a link, and made durable.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -25,17 +25,17 @@ const FOLDER_FLAGS: OFlags = OFlags::RDONLY
 pub(super) struct FolderTree {
     path: PathBuf,
     root: File,
-    /// Folders whose entry in the parent folder was synced by this process. An existing folder is not enough: its
-    /// creator may not have synced it yet, and a power cut would lose it with everything in it.
+    /// Folders whose entry in the parent folder was synced by this process. The existence of a folder is not
+    /// sufficient: its creator may not have synced it yet, and a power failure would lose it with its content.
     durable: Mutex<HashSet<String>>,
 }
 
-/// What a folder holds under one name.
+/// An entry of a folder.
 pub(super) struct FolderEntry<'a> {
     pub(super) name: &'a CStr,
     pub(super) file_type: FileType,
     pub(super) length: u64,
-    /// Whether it has other names.
+    /// Whether it has several hard links.
     pub(super) is_linked: bool,
     pub(super) modified_seconds: i64,
 }
@@ -52,7 +52,7 @@ impl FolderEntry<'_> {
     }
 }
 
-/// The folders, from the root, that lead to an object.
+/// The folders on the path to an object, from the root.
 pub(super) fn folders(name: &ObjectName) -> Vec<&str> {
     match name.kind() {
         ObjectKind::Config => Vec::new(),
@@ -85,7 +85,7 @@ impl FolderTree {
         }
     }
 
-    /// Makes the root directory if it does not exist, durably.
+    /// Creates the root directory durably if it does not exist.
     pub(super) fn create(path: &Path) -> Result<()> {
         let error = |errno: Errno| StoreError::from_io(describe(path), "create", "the root".to_owned(), errno.into());
         match mkdirat(CWD, path, FOLDER_MODE) {
@@ -111,12 +111,12 @@ impl FolderTree {
         describe(&self.path)
     }
 
-    /// The error for what the operating system says about `subject`, which is not an object.
+    /// Converts an error of the operating system about `subject`, which is not an object.
     pub(super) fn error(&self, action: &'static str, subject: &str, source: IoError) -> StoreError {
         StoreError::from_io(self.describe(), action, subject.to_owned(), source)
     }
 
-    /// The error for what the operating system says about the object `name`.
+    /// Converts an error of the operating system about the object `name`.
     pub(super) fn object_error(&self, action: &'static str, name: &ObjectName, source: IoError) -> StoreError {
         match source.kind() {
             ErrorKind::NotFound => StoreError::NotFound { name: name.clone() },
@@ -124,7 +124,7 @@ impl FolderTree {
         }
     }
 
-    /// Opens the folder that `folders` lead to from the root.
+    /// Opens the folder at the path `folders`, relative to the root.
     pub(super) fn open_folder(&self, folders: &[&str]) -> IoResult<File> {
         let Some((first, rest)) = folders.split_first() else {
             return Ok(openat(&self.root, ".", FOLDER_FLAGS, Mode::empty())?.into());
@@ -136,7 +136,8 @@ impl FolderTree {
         Ok(folder.into())
     }
 
-    /// Opens the folder that `folders` lead to from the root, and makes what is missing on the way; all of it is durable.
+    /// Opens the folder at the path `folders`, relative to the root, and creates missing folders; all of them are
+    /// durable.
     pub(super) fn make_folder(&self, folders: &[&str]) -> IoResult<File> {
         let mut folder = self.open_folder(&[])?;
         for depth in 1..=folders.len() {
@@ -160,7 +161,7 @@ impl FolderTree {
         self.durable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether there is anything under the name of the object.
+    /// Whether anything has the name of the object.
     pub(super) fn has_object(&self, name: &ObjectName) -> Result<bool> {
         let found = self
             .open_folder(&folders(name))
@@ -172,14 +173,14 @@ impl FolderTree {
         }
     }
 
-    /// Makes the name of an object durable that someone else has put.
+    /// Makes the name of an object durable that another process has put.
     pub(super) fn sync_folder_of(&self, name: &ObjectName) -> Result<()> {
         self.make_folder(&folders(name))
             .and_then(sync)
             .map_err(|source| self.error("sync", &name.to_string(), source))
     }
 
-    /// Calls `visit` with all that the folder holds; what vanishes meanwhile is left out.
+    /// Calls `visit` with all entries of the folder; entries that disappear meanwhile are skipped.
     pub(super) fn walk(
         &self,
         folder: &File,

@@ -1,4 +1,4 @@
-//! The tests of every store; the test of an implementation is a constructor.
+//! The conformance tests for all stores; an implementation only has to pass a constructor.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Barrier};
@@ -9,10 +9,10 @@ use crate::store::{ObjectKind, ObjectName, Put, Result, Store, StoreError};
 
 const LARGE_BYTES: usize = 9 << 20;
 
-/// Puts stores that `make` makes, each empty, through everything that [`Store`] promises and that one process can see.
+/// Tests stores created by `make`, each empty, for all promises of [`Store`] that one process can observe.
 ///
 /// # Panics
-/// At the first promise that is broken.
+/// A promise is broken.
 pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
     let cases: [fn(&Arc<dyn Store>); 15] = [
         an_empty_store_has_nothing,
@@ -36,10 +36,10 @@ pub fn check(make: &mut dyn FnMut() -> Arc<dyn Store>) {
     }
 }
 
-/// Checks that a store with the objects of [`fill`] answers reads and refuses changes with [`StoreError::ReadOnly`].
+/// Checks that a store with the objects of [`fill`] can be read, and rejects changes with [`StoreError::ReadOnly`].
 ///
 /// # Panics
-/// At the first promise that is broken.
+/// A promise is broken.
 pub fn check_read_only(store: &dyn Store) {
     assert_eq!(listing(store, ObjectKind::Pack).len(), 5);
     let pack = name(ObjectKind::Pack, "00aa");
@@ -60,7 +60,7 @@ pub fn check_read_only(store: &dyn Store) {
 /// Puts the objects that [`check_read_only`] expects.
 ///
 /// # Panics
-/// When the store cannot be written.
+/// The store cannot be written.
 pub fn fill(store: &dyn Store) {
     for text in ["00aa", "00ab", "01aa", "7faa", "feaa"] {
         store
@@ -89,7 +89,7 @@ fn listing(store: &dyn Store, kind: ObjectKind) -> BTreeMap<ObjectName, u64> {
     objects
 }
 
-/// Bytes that differ everywhere.
+/// Bytes in a pattern that does not repeat.
 fn pattern(length: usize) -> Vec<u8> {
     let mut seeded = Seeded::new(length as u64);
     let mut bytes = Vec::with_capacity(length + 8);
@@ -290,7 +290,7 @@ fn ages_are_of_the_objects_that_there_are(store: &Arc<dyn Store>) {
     for kind in [ObjectKind::Writer, ObjectKind::Pack] {
         let ages = ages(kind);
         assert!(ages.keys().eq(listing(store, kind).keys()), "{kind}");
-        // An hour is far more than the clock of a store and the test need.
+        // An hour is far more than the inaccuracy of the store's clock and the duration of the test.
         let is_young = |age: &Option<Duration>| age.is_none_or(|age| age < Duration::from_secs(3600));
         assert!(ages.values().all(is_young), "{kind}");
     }

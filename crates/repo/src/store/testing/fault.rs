@@ -1,4 +1,4 @@
-//! A store that fails on request.
+//! A store with fault injection.
 
 use std::io::{Error as IoError, ErrorKind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,51 +10,52 @@ use crate::store::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result,
 /// How an operation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The store is full. Only operations that take space fail; the first of them from the planned number on counts as the planned.
+    /// The store is full. Only operations that take space can fail; the first of them at or after the planned number
+    /// counts as the planned one.
     NoSpace,
     /// An error of the medium; a change that reports it may have happened.
     Io,
-    /// The process dies: from now on every operation fails, and the last change may have happened.
+    /// The process dies: all further operations fail, and the last change may have happened.
     Crash,
 }
 
-/// How long a fault lasts; a crash lasts for ever in any case.
+/// The duration of a fault; a crash is always permanent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultSpan {
     /// One operation.
     Once,
-    /// All operations from then on.
+    /// All operations from the planned one on.
     Forever,
 }
 
-/// Which operation fails and how.
+/// The operation that fails, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultPlan {
-    /// Its number; the first operation is number 1.
+    /// The number of the operation, from 1.
     pub operation: u64,
-    /// How it fails.
+    /// The fault.
     pub fault: Fault,
-    /// Whether those after it fail as well.
+    /// Whether later operations fail as well.
     pub span: FaultSpan,
 }
 
-/// What an operation really did.
+/// The actual effect of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FaultEffect {
-    /// It was passed on, and its answer back.
+    /// It was forwarded, and its result returned.
     Passed,
-    /// It did nothing and answered with an error.
+    /// It did nothing and returned an error.
     Failed,
-    /// It was passed on and answered with an error all the same.
+    /// It was executed but returned an error.
     DoneButFailed,
 }
 
 /// A store on top of another that counts and records operations, and fails as planned.
 ///
-/// Each call counts as one operation, also `create`, each `append` and `commit`. A seed decides whether a change that fails
-/// with [`Fault::Io`] or [`Fault::Crash`] has happened. A crash answers [`StoreError::Closed`].
+/// Each call counts as one operation, including `create`, each `append` and `commit`. A seed decides whether a change
+/// that fails with [`Fault::Io`] or [`Fault::Crash`] has happened. After a crash, calls return [`StoreError::Closed`].
 ///
-/// A clone is another handle of the same thing.
+/// A clone is another handle of the same store.
 #[derive(Clone)]
 pub struct FaultStore {
     inner: Arc<dyn Store>,
@@ -69,7 +70,7 @@ struct FaultState {
 }
 
 impl FaultStore {
-    /// A store that passes everything on to `inner`, but for what `plan` says.
+    /// A store that forwards everything to `inner`, except as `plan` requires.
     pub fn new(inner: Arc<dyn Store>, plan: Option<FaultPlan>, seed: u64) -> Self {
         Self {
             inner,
@@ -82,7 +83,7 @@ impl FaultStore {
         }
     }
 
-    /// Operations so far.
+    /// Number of operations so far.
     pub fn operation_count(&self) -> u64 {
         self.lock().log.len() as u64
     }
@@ -92,7 +93,7 @@ impl FaultStore {
         self.lock().has_failed
     }
 
-    /// All operations so far, in order, and what each really did.
+    /// All operations so far, in order, with their actual effects.
     pub fn log(&self) -> Vec<(Operation, FaultEffect)> {
         self.lock().log.clone()
     }

@@ -40,7 +40,7 @@ impl Operation {
         )
     }
 
-    /// Whether others can see that it happened.
+    /// Whether other processes can observe it.
     pub fn is_change(&self) -> bool {
         matches!(self, Self::Put(..) | Self::Commit(_) | Self::Delete(_))
     }

@@ -18,18 +18,19 @@ use crate::store::{ObjectKind, ObjectName, ObjectWriter, Operation, Put, Result,
 pub struct Step {
     /// The actor; the first is 0.
     pub actor: usize,
-    /// What it did; none is a [`pause`](InterleavedStore::pause).
+    /// The operation; `None` for a [`pause`](InterleavedStore::pause).
     pub operation: Option<Operation>,
 }
 
 /// A scheduler of actors.
 ///
-/// 1. [`actor`](Self::actor) gives each actor a store of its own;
-/// 2. [`run`](Self::run) takes the actors in the same order and returns when all have ended.
+/// 1. [`actor`](Self::actor) returns a store for each actor;
+/// 2. [`run`](Self::run) runs the actors in the same order and returns when all have ended.
 ///
-/// Actors may share nothing but stores made here, and each uses its store from one thread only: an actor that waits for another
-/// by other means than the store waits for ever. An actor crashes in the middle by way of a
-/// [`FaultStore`](crate::store::FaultStore) under its store. Outside of a run the stores work as usual, with no order.
+/// Actors may share nothing but stores created here, and each uses its store from one thread only: an actor that waits
+/// for another by other means than the store waits forever. To let an actor crash, put a
+/// [`FaultStore`](crate::store::FaultStore) under its store. Outside of a run the stores work normally, in no
+/// determined order.
 pub struct Interleaver {
     shared: Arc<SchedulerShared>,
 }
@@ -40,7 +41,8 @@ struct SchedulerShared {
 
 struct State {
     seeded: Seeded,
-    /// Of 8 choices, how many leave the running actor running: some faults need long runs, others quick changes.
+    /// In how many of 8 choices the running actor continues: some faults need long runs, others frequent
+    /// switches.
     stay_of_8: u64,
     wake: Vec<Arc<Condvar>>,
     /// Actors of this run that have not ended.
@@ -50,7 +52,7 @@ struct State {
 }
 
 impl Interleaver {
-    /// A scheduler whose choices `seed` decides.
+    /// A scheduler with choices determined by `seed`.
     pub fn new(seed: u64) -> Self {
         let mut seeded = Seeded::new(seed);
         let stay_of_8 = [0, 0, 4, 6, 7][usize::try_from(seeded.below(5)).expect("below 5")];
@@ -83,9 +85,11 @@ impl Interleaver {
         }
     }
 
-    /// Runs the actors, the first with the store that [`actor`](Self::actor) gave first, and so on, until all have ended.
+    /// Runs the actors, the first with the first store that [`actor`](Self::actor) returned, and so on, until all have
+    /// ended.
     ///
-    /// An actor that panics ends there, the others go on; the answer has the panic in the actor's place.
+    /// An actor that panics ends, and the others continue; the result contains the panic in the actor's
+    /// place.
     pub fn run<'env>(
         &self,
         actors: Vec<Box<dyn FnOnce() + Send + 'env>>,
@@ -122,7 +126,7 @@ impl Interleaver {
         })
     }
 
-    /// All steps of the run, in order: what to print when a seed fails.
+    /// All steps of the run, in order, for the output of a failed test.
     pub fn steps(&self) -> Vec<Step> {
         self.shared.lock().steps.clone()
     }
@@ -152,7 +156,7 @@ impl State {
     }
 }
 
-/// An actor's right to go on, and its giving it up.
+/// Passes the permission to run between actors.
 struct Turns {
     shared: Arc<SchedulerShared>,
     actor: usize,
@@ -160,7 +164,7 @@ struct Turns {
 }
 
 impl Turns {
-    /// Offers the turn to all, and returns when it is this actor's.
+    /// Waits until it is this actor's turn.
     fn take(&self, operation: Option<&Operation>) {
         let mut state = self.shared.lock();
         if state.alive.is_empty() {
@@ -204,14 +208,14 @@ impl Turns {
     }
 }
 
-/// The store of one actor: every operation that others can tell from doing nothing waits for its turn.
+/// The store of an actor: every operation that other actors can observe waits for its turn.
 pub struct InterleavedStore {
     inner: Arc<dyn Store>,
     turns: Turns,
 }
 
 impl InterleavedStore {
-    /// Offers the turn to the others without an operation, as a wait or a slow computation does.
+    /// Passes the turn to the others without an operation, which simulates a wait or a slow computation.
     pub fn pause(&self) {
         self.turns.take(None);
     }
@@ -263,7 +267,8 @@ impl Store for InterleavedStore {
         self.inner.length(name)
     }
 
-    /// Takes two turns, and leaves the seed to decide about what came or went between them: no list is an instant.
+    /// Takes two turns, and lets the seed decide about objects that were added or deleted between them: a listing
+    /// is not atomic.
     fn list(&self, kind: ObjectKind, visit: &mut dyn FnMut(ObjectName, u64) -> Result<()>) -> Result<()> {
         self.turn(&Operation::List(kind));
         let before = self.listing(kind)?;
@@ -354,7 +359,7 @@ mod tests {
         conformance::check(&mut || Arc::new(Interleaver::new(0).actor(Arc::new(MemoryStore::new()))));
     }
 
-    /// Two actors add one to a counter that is an object per value, the classic way to lose an update: read, then write.
+    /// Two actors increment a counter, which is one object per value, with the classic lost update: read, then write.
     fn count_twice(seed: u64) -> (usize, Vec<Step>) {
         let memory = MemoryStore::new();
         let interleaver = Interleaver::new(seed);
@@ -385,7 +390,7 @@ mod tests {
             counts.insert(count);
         }
         assert_eq!(counts, BTreeSet::from([1, 2]), "no run lost an update, or all did");
-        // Both read before either writes (2 orders of the reads, 2 of the writes), or one is done before the other begins.
+        // Both read before either writes (2 orders of the reads, 2 of the writes), or one ends before the other begins.
         assert_eq!(runs.len(), 6, "{runs:?}");
     }
 
@@ -451,7 +456,7 @@ mod tests {
             assert!(listed.contains(&"old".to_owned()));
             seen.insert(listed);
         }
-        // Also the list that has the newer object and lacks the older of the two.
+        // This includes a listing with the newer object but without the older one.
         assert_eq!(seen.len(), 4, "{seen:?}");
     }
 }

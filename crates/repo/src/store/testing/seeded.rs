@@ -1,4 +1,4 @@
-//! Seeded choices for simulation; not suitable for keys.
+//! Seeded pseudorandom choices for simulation; not suitable for keys.
 
 /// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
 #[derive(Debug, Clone)]
@@ -17,7 +17,7 @@ impl Seeded {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`, which is not 0; the bias of small bounds is of no matter here.
+    /// A number below `bound`, which is not 0; the bias for small bounds is irrelevant here.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }

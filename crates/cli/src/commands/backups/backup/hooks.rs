@@ -1,4 +1,4 @@
-//! Options of `backup` about the administrator's own programs.
+//! Options of `backup` for the administrator's hook programs.
 
 use std::ffi::OsString;
 use std::num::NonZeroU64;
@@ -48,10 +48,10 @@ impl HookArgs {
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
 
-    /// The programs, for machines at `hypervisor`.
+    /// The hooks for machines of `hypervisor`.
     ///
     /// # Errors
-    /// A folder that cannot be read: its programs would be skipped without notice.
+    /// The folder cannot be read; otherwise its programs would be skipped silently.
     pub(super) fn hooks(&self, hypervisor: &str) -> Result<Hooks, Error> {
         let mut programs: Vec<PathBuf> = self.hook.iter().cloned().collect();
         if let Some(folder) = &self.hook_folder {
@@ -61,7 +61,7 @@ impl HookArgs {
                 source,
             })?);
         }
-        // Without a slash it would be looked for among the system's commands.
+        // A name without a slash would be searched in PATH.
         let programs = programs
             .into_iter()
             .map(|path| std::path::absolute(&path).unwrap_or(path));
@@ -78,7 +78,7 @@ impl HookArgs {
     }
 }
 
-/// The words by which the watchdog knows whom it has to call.
+/// The arguments that the watchdog needs to call the hooks.
 pub(super) fn words(hooks: &Hooks, listed: &MachineName, machine: &dyn Machine) -> Result<Vec<OsString>, Error> {
     if hooks.programs.is_empty() {
         return Ok(Vec::new());
@@ -97,7 +97,7 @@ pub(super) fn words(hooks: &Hooks, listed: &MachineName, machine: &dyn Machine) 
     Ok(words)
 }
 
-/// The executable files of a folder, by name, without hidden ones and what editors leave behind.
+/// The executable files of a folder, sorted by name, without hidden files and backup files of editors.
 fn programs_in(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut programs = Vec::new();
     for entry in std::fs::read_dir(folder)? {

@@ -1,4 +1,4 @@
-//! Options of `backup` about what reading may cost a machine, and what is reported of it.
+//! Options of `backup` that limit the load of reading on a machine, and the report about that load.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -29,7 +29,7 @@ impl LimitArgs {
         self.bwlimit.map(|_| "--bwlimit").or_else(|| self.of_guests())
     }
 
-    /// The first of these options that was given and is about what a guest feels.
+    /// The first of these options that was given and applies to guests only.
     pub(super) fn of_guests(&self) -> Option<&'static str> {
         let given = [
             (self.scratch_max.is_some(), "--scratch-max"),
@@ -47,7 +47,7 @@ impl LimitArgs {
     }
 }
 
-/// What reading did to a machine.
+/// The load that reading put on a machine.
 #[derive(Debug, Serialize)]
 pub(super) struct LoadDocument {
     write_latency_before_us: Option<u64>,
@@ -73,7 +73,7 @@ impl LoadDocument {
         }
     }
 
-    /// What held the backup up, where that was wanted.
+    /// The limit that slowed the backup down as requested, if any.
     pub(super) fn limit(&self) -> Option<&'static str> {
         match (self.is_waiting, self.slowed_count) {
             (false, _) => None,
@@ -82,7 +82,7 @@ impl LoadDocument {
         }
     }
 
-    /// The lines about it; none where nothing is known.
+    /// The lines of the report; empty if nothing was measured.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();
         let time = |us: u64| match us {

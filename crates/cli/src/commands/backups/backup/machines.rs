@@ -1,4 +1,4 @@
-//! `holdfast backup` of machines, by the names that their hypervisors know.
+//! `holdfast backup` for machines that are given by their names in a hypervisor.
 
 use std::ffi::OsString;
 
@@ -47,7 +47,7 @@ pub(super) struct MachineBackupArgs {
 }
 
 impl MachineBackupArgs {
-    /// The machines that these options and words mean.
+    /// The selection of machines by these options and words.
     fn wish(&self, words: Vec<MachineWord>) -> Result<MachineSelection, Error> {
         if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::means_several) {
             return Err(Error::usage(
@@ -66,7 +66,7 @@ impl MachineBackupArgs {
         })
     }
 
-    /// Refuses options that apply to machines of QEMU only.
+    /// Returns an error if options for QEMU machines are used with another hypervisor.
     pub(super) fn refuse_qemu_options(&self, hypervisor: &str) -> Result<(), Error> {
         match self.reading.only_of_qemu() {
             Some(option) => Err(Error::usage(
@@ -77,7 +77,7 @@ impl MachineBackupArgs {
         }
     }
 
-    /// Which disks of a machine are wanted.
+    /// The selected disks of a machine.
     pub(super) fn disks(&self) -> DiskChoice {
         DiskChoice {
             include: self.include.clone(),
@@ -99,7 +99,7 @@ impl MachineBackupArgs {
     }
 }
 
-/// Backs up machines, one after another. One that fails does not keep the others from it.
+/// Backs up machines one after another; a failure does not stop the others.
 pub(super) fn run(
     words: Vec<MachineWord>,
     args: &BackupArgs,
@@ -166,7 +166,7 @@ pub(super) fn run(
     })
 }
 
-/// The machines of a command, one after another.
+/// State of a command that backs up several machines one after another.
 struct Turns<'a> {
     context: &'a Context,
     machine_count: usize,
@@ -177,7 +177,8 @@ struct Turns<'a> {
 }
 
 impl Turns<'_> {
-    /// Backs up the next machine. Its error ends the command only where it is the only machine, or the command was interrupted.
+    /// Backs up the next machine. Its error ends the command only if it is the only machine, or if the command was
+    /// interrupted.
     fn take(&mut self, said: &str, back_up: impl FnOnce() -> Result<Turn, Error>) -> Result<(), Error> {
         self.begun_count += 1;
         if self.machine_count > 1 {
@@ -204,7 +205,8 @@ impl Turns<'_> {
 }
 
 impl BackupArgs {
-    /// Options of a machine at `hypervisor`, for programs that are called; `way` leads to it, for `holdfast doctor`.
+    /// Options for a machine of `hypervisor` for called programs; `way` are the arguments with which `holdfast
+    /// doctor` finds it.
     pub(super) fn capture_options(
         &self,
         name: MachineName,
@@ -228,7 +230,7 @@ impl BackupArgs {
     }
 }
 
-/// Options that contradict each other.
+/// Returns an error if options contradict each other.
 fn check_options(args: &BackupArgs) -> Result<(), Error> {
     args.machines.reading.check()?;
     if args.machines.with_memory.is_some() && args.machines.reading.quiesce == QuiesceWhen::Require {

@@ -1,4 +1,4 @@
-//! What `holdfast backup` answers of machines.
+//! The report of `holdfast backup` about machines.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::output::snapshot::{SnapshotDocument, changed_bytes};
 use crate::output::{Page, Report, Style};
 use crate::units::{self, micros};
 
-/// What `backup` answers of machines.
+/// Report of `backup` about machines.
 #[derive(Debug, Serialize)]
 pub(super) struct MachinesDone {
     pub(super) machines: Vec<MachineDone>,
@@ -28,19 +28,19 @@ pub(super) struct MachineDone {
     snapshot: SnapshotDocument,
     /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot"; for a pool of XenServer "nbd", "vhd" or "raw".
     method: &'static str,
-    /// Why so, in words.
+    /// The reason for the method, in words.
     method_reason: String,
-    /// How long the machine stood still: zero where it was not stopped; null where it was not running.
+    /// How long the machine was paused: zero if it was not paused; null if it was not running.
     paused_us: Option<u64>,
-    /// How much of that the cut of its disks took, with its memory's last pass.
+    /// The part of the pause that taking the disks' point in time took, including the last pass of memory.
     cut_us: Option<u64>,
     /// "memory", "file system", "crash", or "shut off".
     consistency: String,
-    /// Bytes of its memory in the snapshot; null where it is not in it.
+    /// Bytes of its memory in the snapshot; null if the snapshot has no memory.
     memory_bytes: Option<u64>,
-    /// How long its file systems were frozen; null where they were not.
+    /// How long its file systems were frozen; null if they were not.
     frozen_us: Option<u64>,
-    /// How much of that the guest took to freeze them.
+    /// The part of that time that the guest needed to freeze them.
     freeze_us: Option<u64>,
     read_bytes: u64,
     changed_bytes: u64,
@@ -69,26 +69,26 @@ enum How {
     Pool,
 }
 
-/// How a machine was read, the word for it, and why so.
+/// How a machine was read: the method, its name, and the reason.
 struct ReadingWay {
     how: How,
     word: &'static str,
     reason: String,
 }
 
-/// How a disk was compared with the snapshot before.
+/// How a disk was compared with the previous snapshot.
 #[derive(Debug, Serialize)]
 struct DiskDone {
     name: String,
-    /// Whether only what a bitmap names was read.
+    /// Whether only the ranges in a bitmap were read.
     is_incremental: bool,
     dirty_bytes: Option<u64>,
-    /// Why everything was read.
+    /// Why the whole disk was read.
     reason: Option<String>,
 }
 
 impl DiskDone {
-    /// One of which only what may have changed was read.
+    /// A disk of which only possibly changed ranges were read.
     fn incremental(name: String, dirty_bytes: u64) -> Self {
         Self {
             name,
@@ -98,7 +98,7 @@ impl DiskDone {
         }
     }
 
-    /// One of which everything was read, and why.
+    /// A disk that was read completely, and the reason.
     fn whole(name: String, reason: String) -> Self {
         Self {
             name,
@@ -108,7 +108,7 @@ impl DiskDone {
         }
     }
 
-    /// How it was compared, in words.
+    /// The kind of comparison, in words.
     fn how(&self, method: How) -> String {
         let dirty = units::bytes(self.dirty_bytes.unwrap_or_default());
         match (&self.reason, method) {
@@ -254,7 +254,7 @@ impl From<MachineBackupReport<XenReading>> for MachineDone {
     }
 }
 
-/// The load of reading that only had to wait for the limit of its rate.
+/// A load in which reading only had to wait for the rate limit.
 fn waited(waited: Duration) -> Load {
     Load {
         waited,
@@ -354,7 +354,7 @@ impl MachineDone {
     }
 }
 
-/// The report about the instant of a machine.
+/// The report about the point in time of a machine.
 pub(crate) struct InstantShown<'a> {
     method: Method,
     reason: &'a str,

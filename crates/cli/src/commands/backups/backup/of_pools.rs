@@ -88,7 +88,7 @@ impl PoolBackupArgs {
     }
 }
 
-/// What the options say, else holdfast.toml.
+/// Values of the options, otherwise of holdfast.toml.
 impl PoolBackupArgs {
     fn way_of(&self, configured: Option<&ConfiguredPool>) -> Option<XenTransfer> {
         let named = || ReadHow::from_str(configured?.read.as_deref()?, false).ok();
@@ -107,33 +107,33 @@ impl PoolBackupArgs {
     }
 }
 
-/// A machine that was chosen.
+/// A selected machine.
 pub(super) struct OfPool {
     pool: Arc<Pool>,
     machine: XenMachine,
-    /// What holdfast.toml says of the pool.
+    /// The pool's section of holdfast.toml.
     configured: Option<ConfiguredPool>,
-    /// Whether another one that was chosen has its name: in a repository they would be one machine.
+    /// Whether another selected machine has the same name, so that the repository could not distinguish them.
     has_namesake: bool,
 }
 
 impl OfPool {
-    /// What it is called where it is spoken of.
+    /// Its name in messages.
     pub(super) fn said(&self) -> String {
         format!("{}/{}", self.pool.title(), self.machine.summary.name)
     }
 }
 
-/// What words about pools mean.
+/// The machines selected by words about pools.
 #[derive(Default)]
 pub(super) struct ChoiceOfPools {
-    /// Machines that are to be backed up.
+    /// Machines to back up.
     pub(super) chosen: Vec<OfPool>,
-    /// Words that mean none, and why: a pool that is away does not keep others from being backed up.
+    /// Words that selected nothing, and why: an unreachable pool does not stop the backup of other machines.
     pub(super) failed: Vec<(String, Error)>,
 }
 
-/// A pool that was logged in to.
+/// A pool with an open session.
 #[derive(Clone)]
 struct Known {
     pool: Arc<Pool>,
@@ -141,10 +141,10 @@ struct Known {
     configured: Option<ConfiguredPool>,
 }
 
-/// The machines that words mean.
+/// The machines that the words select.
 ///
 /// # Errors
-/// Options do not apply to pools; the command was interrupted.
+/// Options do not apply to pools, or the command was interrupted.
 pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context) -> Result<ChoiceOfPools, Error> {
     if !words.is_empty() {
         args.machines.refuse_qemu_options("pools of XenServer")?;
@@ -171,7 +171,7 @@ pub(super) fn choose(words: &[XenAddress], args: &BackupArgs, context: &Context)
     Ok(choice)
 }
 
-/// The machines that a word means.
+/// The machines that one word selects.
 fn meant(
     address: &XenAddress,
     pools: &mut BTreeMap<String, Known>,
@@ -191,7 +191,7 @@ fn meant(
         pools.insert(address.pool(), known.clone());
         known
     };
-    // The pool is known by what it was called here before.
+    // The pool is identified by the name that was used for it before.
     let there = XenAddress {
         item: address.item.clone(),
         ..known.address.clone()
@@ -201,7 +201,7 @@ fn meant(
 }
 
 impl ChoiceOfPools {
-    /// How many words and machines there is something to say of.
+    /// Number of words and machines with a result to report.
     pub(super) fn count(&self) -> usize {
         self.chosen.len() + self.failed.len()
     }

@@ -12,10 +12,10 @@ use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::machines::virtualbox::{self, VirtualBoxChoice};
 
-/// Where machines of VirtualBox are, for programs that are called.
+/// The hypervisor address of VirtualBox machines, for called programs.
 const HYPERVISOR: &str = "vbox:";
 
-/// The machines that words mean; options that say nothing to VirtualBox are refused.
+/// The machines that the words select; options that do not apply to VirtualBox are an error.
 pub(super) fn choose<'a>(
     place: &'a VirtualBox,
     words: &[String],
@@ -28,7 +28,7 @@ pub(super) fn choose<'a>(
     virtualbox::choose(place, words, &args.machines.exclude_machine, context)
 }
 
-/// Backs up a machine, one of those that were chosen.
+/// Backs up one of the selected machines.
 pub(super) fn back_up(
     machine: &VirtualBoxMachine<'_>,
     chosen: &[VirtualBoxMachine<'_>],

@@ -8,13 +8,13 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::units;
 
-/// What happened to a machine.
+/// The result of a machine.
 pub(super) enum Turn {
     BackedUp(Box<MachineDone>),
     Planned(PlannedDocument),
 }
 
-/// What `backup --dry-run` answers.
+/// Report of `backup --dry-run`.
 #[derive(Debug, Serialize)]
 pub(super) struct BackupsPlanned {
     dry_run: bool,
@@ -27,9 +27,9 @@ pub(super) struct BackupsPlanned {
 #[derive(Debug, Serialize)]
 pub(super) struct PlannedDocument {
     machine: String,
-    /// Null of images.
+    /// Null for images.
     state: Option<String>,
-    /// The id of the snapshot that it would be compared with.
+    /// The id of the snapshot to compare with.
     parent: Option<String>,
     method: &'static str,
     method_reason: String,

@@ -1,4 +1,4 @@
-//! How a machine that a hypervisor knows is read: options of `backup` and of `export --now`.
+//! How a machine of a hypervisor is read: options of `backup` and of `export --now`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::machines::runs;
 use crate::machines::{Chosen, Found, Hypervisors};
 use crate::process::time;
 
-/// How long a write of a guest may wait for its copy.
+/// The longest time that a guest's write may wait until the old data is copied.
 const WRITE_DEADLINE: Duration = Duration::from_secs(3);
 
 /// Options about how a machine is read.
@@ -73,24 +73,24 @@ impl From<MethodHow> for Method {
     }
 }
 
-/// A machine that is to be read.
+/// Options for reading a machine.
 pub(crate) struct ReadingOptions<'a> {
     pub(crate) chosen: &'a Chosen,
-    /// What a machine is listed under that its hypervisor calls so.
+    /// The name under which a machine is listed in the repository, given its name in the hypervisor.
     pub(crate) listed: &'a dyn Fn(&str) -> Result<MachineName, Error>,
     pub(crate) choice: DiskChoice,
-    /// Files that images may be based on though they lie elsewhere.
+    /// Files in other folders that images may use as backing files.
     pub(crate) allowed: Vec<PathBuf>,
     pub(crate) memory: Option<MemoryMethod>,
 }
 
 impl ReadingArgs {
-    /// Where machines are looked for.
+    /// The hypervisors to search for machines.
     pub(crate) fn hypervisors<'c>(&self, context: &'c Context) -> Hypervisors<'c> {
         Hypervisors::new(self.connect.as_deref(), context)
     }
 
-    /// Options that contradict each other.
+    /// Returns an error if options contradict each other.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.method == Some(MethodHow::Pause) && self.quiesce == QuiesceWhen::Require {
             return Err(Error::usage(
@@ -101,12 +101,12 @@ impl ReadingArgs {
         Ok(())
     }
 
-    /// How long another backup of the machine is waited for.
+    /// How long to wait for another backup of the same machine.
     pub(super) fn patience(&self) -> Duration {
         Duration::from_secs(self.wait.unwrap_or_default())
     }
 
-    /// The first option that was given and is about machines of QEMU alone.
+    /// The first option that was given and applies to QEMU machines only.
     pub(super) fn only_of_qemu(&self) -> Option<&'static str> {
         let given = [
             (self.quiesce == QuiesceWhen::Require, "--quiesce require"),
@@ -117,7 +117,7 @@ impl ReadingArgs {
         first.or_else(|| self.limits.of_guests())
     }
 
-    /// The first option that was given, for an error about it.
+    /// The first option that was given, for error messages.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let given = [
             (self.connect.is_some(), "--connect"),

@@ -1,4 +1,4 @@
-//! What was copied, or would be.
+//! The report of `holdfast copy`.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 use crate::units;
 
-/// What `copy` answers.
+/// Report of `copy`.
 #[derive(Debug, Serialize)]
 pub(super) struct CopyDone {
     dry_run: bool,
     to: String,
-    /// Whether both repositories recognise bytes alike.
+    /// Whether both repositories compute the same chunk ids.
     alike: bool,
     snapshots: Vec<SnapshotRow>,
-    /// Why other snapshots cannot be read.
+    /// Why other snapshots could not be read.
     damaged: Vec<String>,
     copied_count: u64,
     present_count: u64,
@@ -37,17 +37,17 @@ pub(super) struct CopyDone {
     zone: TimeZone,
 }
 
-/// A snapshot that was to be copied.
+/// A snapshot to copy.
 #[derive(Debug, Serialize)]
 struct SnapshotRow {
     id: String,
     machine: String,
-    /// The instant, in UTC.
+    /// The point in time, in UTC.
     time: String,
     #[serde(skip)]
     instant: Timestamp,
     outcome: &'static str,
-    /// The snapshot there.
+    /// The id of the copy.
     copy: Option<String>,
     read_bytes: u64,
     new_bytes: u64,
@@ -149,7 +149,7 @@ impl CopyDone {
         }
     }
 
-    /// What a person sees of each snapshot; of those that stay where they are there is a count.
+    /// The table for users; snapshots that need no copy are only counted.
     fn table(&self) -> Option<Table> {
         let mut table = Table::new([
             Column::text("SNAPSHOT"),

@@ -1,4 +1,4 @@
-//! What is where, and how far behind.
+//! The report of `holdfast copy --status`: differences between two repositories.
 
 use holdfast_engine::{CopyStatus, MachineCopyStatus};
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 use crate::units;
 
-/// What `copy --status` answers.
+/// Report of `copy --status`.
 #[derive(Debug, Serialize)]
 pub(super) struct Compared {
     to: String,
@@ -22,7 +22,7 @@ pub(super) struct Compared {
 #[derive(Debug, Serialize)]
 struct CopyStatusMachine {
     machine: String,
-    /// What to tell it by, where others have its name.
+    /// Distinguishes the machine from others with the same name.
     distinction: Option<String>,
     newest_here: Option<String>,
     here_count: u64,
@@ -32,10 +32,10 @@ struct CopyStatusMachine {
     missing_count: u64,
     removed_count: u64,
     behind_ms: Option<u64>,
-    /// How far, in words.
+    /// How far the copy is behind, in words.
     #[serde(skip)]
     behind: (Style, String),
-    /// The newest here and there.
+    /// The newest snapshot in each of the two repositories.
     #[serde(skip)]
     newest: [Option<Timestamp>; 2],
 }

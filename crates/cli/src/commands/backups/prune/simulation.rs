@@ -1,4 +1,4 @@
-//! `holdfast prune --simulate`: what the rules would keep, before there is anything to lose.
+//! `holdfast prune --simulate`: shows what the rules would keep over time.
 
 use std::time::Duration;
 
@@ -17,11 +17,12 @@ use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 use crate::units;
 
-/// A quarter of a year: days, weeks and months all show.
+/// A quarter of a year, so that days, weeks and months all show.
 const DAY_COUNT_DEFAULT: u32 = 90;
-/// More than a quarter of a year of hours. To prune after each of many more would take too long, for the same answer.
+/// More than the hours in a quarter of a year. Pruning after each of many more points would take too long, with the
+/// same result.
 const AFTER_EACH_COUNT_MAX: usize = 3_000;
-/// Points that are listed for people; a screen or two.
+/// Number of points listed as text: one or two screens.
 const LISTED_COUNT_MAX: usize = 60;
 
 /// Options of `prune --simulate`.
@@ -38,7 +39,7 @@ pub(super) struct SimulateArgs {
     every: Option<Calendar>,
 }
 
-/// What `prune --simulate` answers.
+/// Report of `prune --simulate`.
 #[derive(Debug, Serialize)]
 struct Simulated {
     every: String,
@@ -165,9 +166,8 @@ impl Simulated {
     }
 }
 
-/// Simulates.
 pub(super) fn run(args: &SimulateArgs, policy: &Policy, context: &Context) -> Result<Exit, Error> {
-    // Whole seconds, like the instants of calendars: half a second is nothing to read.
+    // Whole seconds, as calendars have them; fractions would only make the output harder to read.
     let now = Timestamp::from_second(time::now().as_second()).unwrap_or_else(|_| time::now());
     context.report(&simulated(args, policy, now, context.zone())?)
 }
@@ -215,7 +215,7 @@ fn simulated(args: &SimulateArgs, policy: &Policy, now: Timestamp, zone: &TimeZo
     })
 }
 
-/// Of the calendars that people have, the one that the rules are made for.
+/// The common calendar that fits the rules.
 fn default_calendar(policy: &Policy) -> (Calendar, &'static str) {
     let (word, reason) = match policy.keep_hourly {
         Some(1..) => ("hourly", " (hourly, as --keep-hourly is given)"),
@@ -240,7 +240,7 @@ fn notes(policy: &Policy, simulation: &Simulation) -> Vec<&'static str> {
 }
 
 fn document(point: &KeptPoint, zone: &TimeZone) -> PointDocument {
-    // That the newest is kept is no news where a rule keeps it.
+    // "Newest" is not listed as a reason if a rule keeps the snapshot as well.
     let is_listed = |reason: &&Reason| point.reasons.len() == 1 || **reason != Reason::Newest;
     let rules: Vec<String> = point.reasons.iter().filter(is_listed).map(Reason::brief).collect();
     PointDocument {
@@ -271,7 +271,7 @@ fn history(simulation: &Simulation) -> Vec<DayDocument> {
     days.collect()
 }
 
-/// A row for each rule, and one for what they keep together.
+/// One row for each rule, and one for all rules together.
 fn timeline(simulation: &Simulation, day_count: u32) -> Timeline {
     let day = SignedDuration::from_hours(24);
     let points = &simulation.points;
@@ -309,7 +309,7 @@ fn millis(duration: SignedDuration) -> u64 {
     units::millis(duration.unsigned_abs())
 }
 
-/// A length of time; whole days without hours.
+/// A time span; whole days are shown without hours.
 fn span(millis: u64) -> String {
     const DAY_MILLIS: u64 = 24 * 60 * 60 * 1000;
     match (millis / DAY_MILLIS, millis % DAY_MILLIS) {
@@ -352,12 +352,12 @@ mod tests {
         Ok(page.into_text())
     }
 
-    /// Whole answers, in `tests/simulations`; HOLDFAST_UPDATE_SNAPSHOTS=1 writes them anew.
+    /// Complete outputs, in `tests/simulations`; HOLDFAST_UPDATE_SNAPSHOTS=1 rewrites them.
     #[test]
     #[allow(clippy::disallowed_methods, reason = "a test writes its own files")]
     fn answers_are_as_they_were_read() {
         let gfs = "--keep-hourly 24 --keep-daily 14 --keep-weekly 8 --keep-monthly 12";
-        // Both changes of the clock are in a year; a day before now, the clock was set back.
+        // The year includes both changes of the clock; the clock was set back one day before now.
         let after_summer = "2026-10-26T12:00:30+01:00";
         let november = "2026-11-22T16:48:05+01:00";
         for (name, line, now, width) in [

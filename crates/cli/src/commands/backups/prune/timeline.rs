@@ -1,19 +1,19 @@
-//! Points in the past, drawn on a line of text from now back.
+//! Draws past points in time on a text timeline that ends now.
 //!
-//! Retention keeps many points of the last hours and few of last year. So the scale is finer towards now: each doubling of the age
-//! takes as much room. All of it is ASCII, so that it can be put into a mail or a ticket.
+//! Retention keeps many recent snapshots and few old ones. So the scale is logarithmic: each doubling of the age takes
+//! the same width. The output is ASCII, so that it can be pasted into a mail or a ticket.
 
 use jiff::SignedDuration;
 
-/// Narrower than that it is no drawing; wider, the eye no longer finds its way from the name to the mark.
+/// Below the minimum the timeline is unreadable; above the maximum the marks are too far from the names.
 const WIDTH_MIN: usize = 60;
 const WIDTH_MAX: usize = 120;
-/// Where lines have no end.
+/// The width if the output has no line limit.
 const WIDTH_DEFAULT: usize = 80;
-/// Between names and scale.
+/// Between the names and the scale.
 const GAP: &str = "  ";
 const NOW: &str = "now";
-/// Ages that are named on the scale, in hours, where there is room for them: the more important first.
+/// Ages that get a label on the scale if there is room, in hours, the most important first.
 const TICKS: [(i64, &str); 16] = [
     (1, "1h"),
     (24, "1d"),
@@ -32,10 +32,10 @@ const TICKS: [(i64, &str); 16] = [
     (2 * 24, "2d"),
     (4 * 24, "4d"),
 ];
-/// Characters between two names on the scale.
+/// Characters between two labels on the scale.
 const TICK_GAP: usize = 2;
 
-/// What the marks mean.
+/// Explains the marks.
 pub(super) const LEGEND: &str = "| one, 2-9 so many, # ten or more; finer towards now";
 
 /// Rows of points by age.
@@ -43,14 +43,14 @@ pub(super) const LEGEND: &str = "| one, 2-9 so many, # ten or more; finer toward
 pub(super) struct Timeline {
     /// The age at the end of the scale.
     pub(super) reach: SignedDuration,
-    /// What it is called.
+    /// The label of that age.
     pub(super) reach_name: String,
-    /// The age from which on doublings are of one length.
+    /// The age above which each doubling takes the same width.
     pub(super) finest: SignedDuration,
     pub(super) rows: Vec<Row>,
 }
 
-/// A name, and the ages of its points.
+/// A name and the ages of its points.
 #[derive(Debug)]
 pub(super) struct Row {
     pub(super) name: String,
@@ -58,7 +58,7 @@ pub(super) struct Row {
 }
 
 impl Timeline {
-    /// The drawing, as wide as the terminal but within bounds.
+    /// The timeline, as wide as the terminal, within bounds.
     pub(super) fn lines(&self, width: Option<usize>) -> Vec<String> {
         let width = width.unwrap_or(WIDTH_DEFAULT).clamp(WIDTH_MIN, WIDTH_MAX);
         let name_width = self.rows.iter().map(|row| row.name.len()).max().unwrap_or_default();
@@ -102,7 +102,7 @@ impl Scale {
             .saturating_sub(1)
     }
 
-    /// The names of ages, and the line below them.
+    /// The labels of the scale, and the line below them.
     fn head(&self, reach_name: &str) -> (String, String) {
         let end = self.width().saturating_sub(reach_name.len());
         let mut names = vec![b' '; self.width()];
@@ -198,7 +198,7 @@ mod tests {
     }
 
     proptest! {
-        /// In every drawing, nothing is too wide, lost or not ASCII.
+        /// In every timeline, no line is too wide, no point is missing, and all characters are ASCII.
         #[test]
         fn each_point_has_a_mark(
             width in 0_usize..200,

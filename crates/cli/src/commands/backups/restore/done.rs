@@ -1,4 +1,4 @@
-//! What `restore --to-machine` answers.
+//! The report of `restore --to-machine`.
 
 use holdfast_engine::{
     Definition, FileContent, MachineRestorePlan, MachineRestoreReport, PlannedFile, SpaceNeeded, Started,
@@ -10,10 +10,10 @@ use super::RestoredDiskDocument;
 use crate::output::{Page, Report, Style};
 use crate::units;
 
-/// What `restore --to-machine` answers.
+/// Report of `restore --to-machine`.
 #[derive(Debug, Serialize)]
 pub(crate) struct MachineRestored {
-    /// The snapshot; null where all of it comes from host snapshots.
+    /// The snapshot; null if all data comes from host snapshots.
     id: Option<String>,
     machine: String,
     time: String,
@@ -21,11 +21,11 @@ pub(crate) struct MachineRestored {
     target_machine: TargetMachine,
     files: Vec<FileDocument>,
     rooms: Vec<RoomDocument>,
-    /// A unified diff; none where the configuration stays as it is.
+    /// A unified diff; none if the configuration is unchanged.
     configuration_diff: Option<String>,
     notes: Vec<String>,
     disks: Vec<RestoredDiskDocument>,
-    /// How it went with --live.
+    /// The result of --live.
     live: Option<LiveDocument>,
     duration_ms: u64,
 }
@@ -43,9 +43,9 @@ struct TargetMachine {
     uuid: String,
     is_new: bool,
     is_started: bool,
-    /// Whether it goes on from its memory.
+    /// Whether it resumed from its memory.
     is_resumed: bool,
-    /// How far its clock is behind; null where it was set, or need not be.
+    /// How far its clock is behind; null if the clock was set or needs no correction.
     clock_behind_ms: Option<u64>,
 }
 
@@ -60,7 +60,7 @@ struct FileDocument {
     format: String,
     /// "new", "overwrite", "in-place", "replace" or "set-aside".
     way: &'static str,
-    /// Where the file that was there is kept.
+    /// The path to which the existing file was renamed.
     kept_at: Option<String>,
     size_bytes: u64,
     data_bytes: u64,
@@ -105,7 +105,7 @@ impl From<&SpaceNeeded> for RoomDocument {
 }
 
 impl MachineRestored {
-    /// The same with what is to be said of a machine that ran at once.
+    /// Adds the result of a machine that was started immediately.
     pub(super) fn with_live(self, live: LiveDocument) -> Self {
         Self {
             live: Some(live),
@@ -142,17 +142,17 @@ impl MachineRestored {
         }
     }
 
-    /// The machine that it is about.
+    /// The name of the restored machine in the snapshot.
     pub(crate) fn machine(&self) -> &str {
         &self.machine
     }
 
-    /// The machine that it becomes: name and UUID.
+    /// Name and UUID of the target machine.
     pub(crate) fn target(&self) -> (&str, &str) {
         (&self.target_machine.name, &self.target_machine.uuid)
     }
 
-    /// The same of host snapshots.
+    /// Removes the snapshot id, for restores from host snapshots.
     pub(crate) fn without_id(self) -> Self {
         Self { id: None, ..self }
     }
@@ -229,7 +229,7 @@ impl Report for MachineRestored {
 }
 
 impl MachineRestored {
-    /// What was written, or would be.
+    /// What was or would be written.
     pub(crate) fn body(&self, page: &mut Page) {
         let machine = &self.target_machine;
         for file in &self.files {
@@ -279,7 +279,7 @@ impl MachineRestored {
     }
 }
 
-/// What changes in the configuration, with a few lines around it.
+/// The changes of the configuration, with a few lines of context.
 fn diff(definition: &Definition) -> String {
     let (before, after) = (
         without_passwords(&definition.before),
@@ -291,7 +291,7 @@ fn diff(definition: &Definition) -> String {
         .to_string()
 }
 
-/// Passwords of screens stand in configurations, and have no business on this one.
+/// Removes passwords of remote displays, which must not be printed.
 fn without_passwords(text: &str) -> String {
     let (mut result, mut rest) = (String::new(), text);
     while let Some(at) = rest.find("passwd=") {

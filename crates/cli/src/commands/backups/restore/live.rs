@@ -1,4 +1,4 @@
-//! `holdfast restore --to-machine --live`: the machine runs at once, and its images are filled while it does.
+//! `holdfast restore --to-machine --live`: starts the machine immediately and fills its images while it runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use crate::exit::Exit;
 use crate::machines::runs;
 use crate::units;
 
-/// What is restored, and how.
+/// The restore and its options.
 pub(super) struct Live<'a> {
     pub(super) repository: &'a Repository,
     pub(super) hypervisor: &'a Libvirt,
     pub(super) storage: Option<&'a Path>,
-    /// How fast its disks are filled.
+    /// The rate at which its disks are filled.
     pub(super) rate: FillRate,
-    /// When the person asked.
+    /// Time of the user's request.
     pub(super) since: Duration,
 }
 
 impl Live<'_> {
-    /// Does what a plan says, in this way.
+    /// Carries out the plan as a live restore.
     pub(super) fn run(&self, plan: &MachineRestorePlan, context: &Context) -> Result<Exit, Error> {
         let location = context.location()?;
         let path = std::path::absolute(location.path()).map_err(|source| Error::File {

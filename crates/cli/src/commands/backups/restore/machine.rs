@@ -1,4 +1,4 @@
-//! `holdfast restore --to-machine`: a snapshot becomes a machine of a hypervisor.
+//! `holdfast restore --to-machine`: restores a snapshot as a machine of a hypervisor.
 
 use std::num::NonZeroU64;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub(super) struct MachineRestoreArgs {
 }
 
 impl MachineRestoreArgs {
-    /// An option that was given, though it says nothing without `--to-machine`.
+    /// An option that was given but has no meaning without `--to-machine`.
     pub(super) fn out_of_place(&self) -> Option<&'static str> {
         let given = [
             ("--connect", self.connect.is_some()),
@@ -89,7 +89,7 @@ fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
     }
 }
 
-/// What the options say.
+/// The request from the options.
 fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreRequest, Error> {
     let machine = &args.machine;
     if args.snapshot.disk.is_some() {
@@ -152,7 +152,6 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
     })
 }
 
-/// Restores a machine.
 pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
     let since = context.clock().now();
     let request = request(args, context)?;
@@ -165,7 +164,7 @@ pub(super) fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> 
         plan_machine_restore(&repository, &hypervisor, &request, &environment, job)
     })?;
     if args.machine.live {
-        // A machine that does not start at once takes all of it away again.
+        // If the machine fails to start, all its new files are removed.
         plan.refuse_unmet()?;
     }
     for warning in &plan.warnings {

@@ -1,24 +1,24 @@
-//! Where on the command line the cursor is.
+//! The cursor's position on the command line.
 
 use clap::{Arg, Command};
 
-/// What is at the cursor.
+/// The context of the cursor.
 pub(super) struct Cursor<'c> {
-    /// The verb, or the program.
+    /// The verb; the program if none is given yet.
     pub(super) command: &'c Command,
     /// Its path: `image info`.
     pub(super) path: String,
-    /// What has to stand there.
+    /// What can be entered at the cursor.
     pub(super) place: CompletionPlace<'c>,
-    /// What is typed of it.
+    /// The part that is typed already.
     pub(super) typed: String,
-    /// What stands before it in the same word: `--tag=`.
+    /// The text before it in the same word: `--tag=`.
     pub(super) prefix: String,
-    /// The values that were given before.
+    /// The values of options and arguments before the cursor.
     pub(super) given: Vec<(&'c Arg, String)>,
 }
 
-/// What has to stand at the cursor.
+/// What can be entered at the cursor.
 pub(super) enum CompletionPlace<'c> {
     /// A verb.
     Verb,
@@ -26,12 +26,12 @@ pub(super) enum CompletionPlace<'c> {
     Option,
     /// A value of an option, or an argument.
     Value(&'c Arg),
-    /// Nothing that is known.
+    /// Unknown.
     Nothing,
 }
 
 impl<'c> Cursor<'c> {
-    /// The cursor behind the last of `words`, of which the first is the program.
+    /// The cursor after the last of `words`; the first word is the program.
     pub(super) fn at(root: &'c Command, words: &[String]) -> Self {
         let (typed, before) = match words.split_last() {
             Some((typed, before)) if !before.is_empty() => (typed.as_str(), &before[1..]),
@@ -60,12 +60,12 @@ impl<'c> Cursor<'c> {
     }
 }
 
-/// What the words before the cursor mean.
+/// The words before the cursor, parsed.
 struct Read<'c> {
     command: &'c Command,
     path: Vec<&'c str>,
     given: Vec<(&'c Arg, String)>,
-    /// The option that waits for its value.
+    /// The option that is still missing its value.
     waiting: Option<&'c Arg>,
     position: usize,
     are_options_over: bool,
@@ -95,7 +95,8 @@ impl<'c> Read<'c> {
         }
     }
 
-    /// What is expected after the words, of which `typed` is entered already; and the part of that which is an option before its value.
+    /// What can be entered after the words, given that `typed` is entered already; also returns the prefix of `typed`
+    /// that is an option before its value.
     fn place(&self, typed: &str) -> (CompletionPlace<'c>, String) {
         if let Some(arg) = self.waiting {
             return (CompletionPlace::Value(arg), String::new());
@@ -117,7 +118,7 @@ impl<'c> Read<'c> {
         (place, String::new())
     }
 
-    /// The option of that name, with its dashes.
+    /// The option with this name, which includes the dashes.
     fn option(&self, name: &str) -> Option<&'c Arg> {
         let command: &'c Command = self.command;
         command.get_arguments().find(|arg| match name.strip_prefix("--") {
@@ -126,7 +127,7 @@ impl<'c> Read<'c> {
         })
     }
 
-    /// The argument that stands here; the last one where it takes several.
+    /// The positional argument at the cursor; the last one if it takes several values.
     fn argument(&self) -> Option<&'c Arg> {
         let command: &'c Command = self.command;
         let arguments: Vec<&'c Arg> = command.get_positionals().collect();
@@ -136,7 +137,7 @@ impl<'c> Read<'c> {
     }
 }
 
-/// Whether the word behind an option is its value.
+/// Whether the word after the option is its value.
 fn needs_value(arg: &Arg) -> bool {
     arg.get_action().takes_values() && arg.get_num_args().is_none_or(|count| count.min_values() > 0)
 }
@@ -146,7 +147,7 @@ mod tests {
     use super::{CompletionPlace, Cursor};
     use crate::commands::COMMAND_LINE;
 
-    /// The verb, the kind of place, and what is typed of it.
+    /// The verb, the kind of place, and the typed part.
     fn at(line: &str) -> (String, String, String) {
         let mut root = COMMAND_LINE.tree();
         root.build();

@@ -1,6 +1,7 @@
-//! The words of a line that is being typed.
+//! Splits a partial command line into words.
 
-/// The words of the last command of a line, split as a shell does it; the last one is what the cursor stands behind, and may be empty.
+/// The words of the last command of a line, split as by a shell; the last word is the one at the cursor, and may be
+/// empty.
 pub(super) fn words(line: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut quote: Option<char> = None;

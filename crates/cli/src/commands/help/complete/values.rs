@@ -1,4 +1,4 @@
-//! Values that can stand at the cursor: from the help, from the repository, from the host.
+//! Completion values: from the help, the repository, and the host.
 
 use clap::Arg;
 use holdfast_engine::{ListRequest, Providers, SnapshotSizes, list, list_host_snapshots, time_of};
@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::context::holdfast_file::HoldfastFileArgs;
 use crate::machines::{Hypervisors, datasets};
 
-/// A word, and what it is.
+/// A word and its description.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct CompletionValue {
     pub(super) word: String,
@@ -28,7 +28,7 @@ impl CompletionValue {
     }
 }
 
-/// Whether the shell is to add files.
+/// Whether the shell adds file names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Files {
     None,
@@ -37,7 +37,7 @@ pub(super) enum Files {
 }
 
 impl Files {
-    /// What the scripts read.
+    /// The word that the completion scripts expect.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -47,10 +47,10 @@ impl Files {
     }
 }
 
-/// More ids than that are no help without the first digit.
+/// A longer list of ids is useless without the first digit.
 const IDS_MAX: usize = 50;
 
-/// The values of an option or argument. What they mean is said by the name of the value in the help.
+/// The values of an option or argument, selected by the name of its value in the help.
 pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (Files, Vec<CompletionValue>) {
     let possible = arg.get_possible_values();
     if !possible.is_empty() {
@@ -96,7 +96,7 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
     }
 }
 
-/// The options about the repository that are typed.
+/// The repository options on the line.
 fn repository_of(cursor: &Cursor<'_>) -> RepositoryArgs {
     RepositoryArgs {
         repository: given(cursor, "repository").map(Into::into),
@@ -107,7 +107,7 @@ fn repository_of(cursor: &Cursor<'_>) -> RepositoryArgs {
     }
 }
 
-/// The last value of an option that is typed.
+/// The last value of an option on the line.
 fn given<'c>(cursor: &'c Cursor<'_>, id: &str) -> Option<&'c str> {
     let mut given = cursor.given.iter().rev();
     given
@@ -115,20 +115,20 @@ fn given<'c>(cursor: &'c Cursor<'_>, id: &str) -> Option<&'c str> {
         .map(|(_, value)| value.as_str())
 }
 
-/// Where values are found.
+/// The sources of values.
 struct FoundValues<'c> {
     context: Context,
     cursor: &'c Cursor<'c>,
 }
 
 impl FoundValues<'_> {
-    /// Whether the machines of the verb are those that the repository has.
+    /// Whether the verb refers to machines in the repository.
     fn is_about_repository(&self) -> bool {
         let verb = self.context.command_line().verb(&self.cursor.path);
         self.cursor.path != "resume" && verb.is_some_and(|verb| !verb.unused.contains(&SharedOptions::Repository))
     }
 
-    /// Machines of libvirt. A connection that may ask for a password is not made.
+    /// Machines of libvirt. A connection that may ask for a password is not opened.
     fn machines(&self) -> Vec<CompletionValue> {
         let hypervisors = Hypervisors::new(given(self.cursor, "connect"), &self.context);
         if hypervisors.is_remote() {
@@ -142,7 +142,7 @@ impl FoundValues<'_> {
             .collect()
     }
 
-    /// Disks of the machines that are typed.
+    /// Disks of the machines on the line.
     fn disks(&self) -> Vec<CompletionValue> {
         let hypervisors = Hypervisors::new(given(self.cursor, "connect"), &self.context);
         if hypervisors.is_remote() {
@@ -163,7 +163,7 @@ impl FoundValues<'_> {
         sorted(disks.collect())
     }
 
-    /// The snapshots of the repository, the newest first; none where a password would have to be asked for.
+    /// The snapshots of the repository, the newest first; none if a password prompt would be needed.
     fn manifests(&self) -> Vec<Manifest> {
         if !self.context.opens_without_question() {
             return Vec::new();
@@ -197,7 +197,7 @@ impl FoundValues<'_> {
         )
     }
 
-    /// Machines of the repository; with `@`, the times of one; and ids.
+    /// Machines of the repository; after `@` the times of one machine; and ids.
     fn snapshots(&self) -> Vec<CompletionValue> {
         let snapshots = self.manifests();
         let time = |snapshot: &Manifest| {
@@ -281,7 +281,7 @@ impl FoundValues<'_> {
         )
     }
 
-    /// Datasets; with `@`, the host snapshots of one.
+    /// Datasets; after `@` the host snapshots of one dataset.
     fn host_snapshots(&self) -> Vec<CompletionValue> {
         let providers = datasets::providers(&self.context);
         let known = Self::known_datasets(&providers);
@@ -307,7 +307,7 @@ impl FoundValues<'_> {
     }
 }
 
-/// A dataset as people type it: without `zfs:` where the rest cannot be a machine.
+/// A dataset as users type it: without `zfs:` if the rest cannot be a machine.
 fn typed_as(dataset: &Dataset) -> String {
     let name = dataset.to_string();
     match name.strip_prefix("zfs:") {

@@ -1,4 +1,4 @@
-//! The datasets that the configurations of this host name.
+//! The datasets that this host's configurations name.
 
 use std::ffi::OsStr;
 
@@ -11,12 +11,12 @@ use crate::context::holdfast_file;
 use crate::context::sanoid_file::SANOID_CONF;
 use crate::machines::datasets;
 
-/// The verbs whose jobs work on datasets, and those whose jobs work by a sanoid.conf.
+/// The verbs of jobs that work on datasets, and of jobs that use a sanoid.conf.
 const ON_DATASETS: [&str; 2] = ["snapshot", "replicate"];
 const BY_POLICY: &str = "cron";
 
-/// The datasets of the sanoid.conf files and of the holdfast.toml of this host, as far as both can be read: what is wrong with them is said by
-/// `config check`.
+/// The datasets in the sanoid.conf files and the holdfast.toml of this host, as far as these can be read; `config
+/// check` reports their errors.
 pub(super) fn datasets(context: &Context) -> Vec<Dataset> {
     let (mut found, mut policies) = (Vec::new(), vec![SANOID_CONF.to_owned()]);
     let text = std::fs::read_to_string(holdfast_file::path(context)).unwrap_or_default();
@@ -39,7 +39,7 @@ pub(super) fn datasets(context: &Context) -> Vec<Dataset> {
 
 fn of_jobs(config: &Config, found: &mut Vec<Dataset>, policies: &mut Vec<String>) {
     for job in &config.jobs {
-        // What a job works on stands behind its options.
+        // The datasets of a job follow its options.
         let words = config.command(job).into_iter().skip_while(|word| word != "--").skip(1);
         match job.kind.verb.first() {
             Some(verb) if ON_DATASETS.contains(verb) => {

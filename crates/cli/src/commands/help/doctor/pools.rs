@@ -1,4 +1,4 @@
-//! The pools of XenServer and XCP-ng that are examined.
+//! The pools of XenServer and XCP-ng to examine.
 
 use holdfast_block::error_text;
 use holdfast_engine::{ExaminedPool, Interrupt};
@@ -10,17 +10,17 @@ use crate::context::holdfast_file;
 use crate::errors::Error;
 use crate::machines::pools::{self, PoolWay};
 
-/// Pools, and those that cannot be examined, with why.
+/// Pools, and those that cannot be examined, each with the reason.
 #[derive(Default)]
 pub(super) struct Pools {
     pub(super) patients: Vec<ExaminedPool>,
     pub(super) unreachable: Unreachable,
 }
 
-/// The pools that words mean; where none is named at all, those of holdfast.toml whose passwords it knows.
+/// The selected pools; if nothing is named at all, the pools of holdfast.toml that have a password there.
 ///
 /// # Errors
-/// An option is about pools, and none is meant; one that was named cannot be asked.
+/// A pool option is given but no pool, or a named pool cannot be reached.
 pub(super) fn of_pools(args: &DoctorArgs, words: &[XenAddress], context: &Context) -> Result<Pools, Error> {
     if words.is_empty() && !args.examines_everything() {
         args.pools.refuse("what is named here")?;
@@ -60,7 +60,7 @@ pub(super) fn of_pools(args: &DoctorArgs, words: &[XenAddress], context: &Contex
 }
 
 impl Pools {
-    /// The pools of holdfast.toml, as far as that can be read: what is wrong with it is said by `config check`.
+    /// Adds the pools of holdfast.toml, if it can be read; `config check` reports its errors.
     ///
     /// # Errors
     /// The command was interrupted.
@@ -90,7 +90,7 @@ impl Pools {
     }
 }
 
-/// All of a pool.
+/// A pool with all of its machines.
 fn whole(way: PoolWay, context: &Context, interrupt: &Interrupt) -> Result<ExaminedPool, Error> {
     let pool = pools::log_in(way.login, context, interrupt)?;
     Ok(ExaminedPool {

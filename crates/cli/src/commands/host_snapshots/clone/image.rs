@@ -36,12 +36,12 @@ pub(super) struct ImageCloneArgs {
     format: Option<Format>,
 }
 
-/// Whether guests get an identity of their own.
+/// Whether clones get their own identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sysprep {
-    /// They do.
+    /// Run virt-sysprep.
     Yes,
-    /// They do not.
+    /// Do not run virt-sysprep.
     No,
 }
 
@@ -111,7 +111,7 @@ impl ImageCloneDocument {
 }
 
 impl ImageCloneArgs {
-    /// Refuses what is for images only.
+    /// Returns an error if an option for images only was given.
     pub(super) fn refuse(&self) -> Result<(), Error> {
         let own = [
             ("--overlay", self.overlay),
@@ -128,7 +128,7 @@ impl ImageCloneArgs {
         }
     }
 
-    /// Clones the image at `file` to each of `names`.
+    /// Clones the image at `file` to each path in `names`.
     pub(super) fn clone_images(
         &self,
         file: &Path,
@@ -150,11 +150,11 @@ impl ImageCloneArgs {
         let _noted = runs::note_places(made, context);
         context.work(threads, |job| {
             let mut made = Vec::new();
-            // Where one of many is taken, none is made.
+            // If one of many names exists, no clone is made.
             if let Some(taken) = names.iter().find(|name| Path::new(name).symlink_metadata().is_ok()) {
                 return Err(holdfast_engine::Error::TargetExists { path: taken.into() });
             }
-            // What has a mistyped name is taken for another format when it is read.
+            // An image with a wrong extension would be opened in another format.
             for name in names {
                 Format::of_new_file(Path::new(name))?;
             }
@@ -202,7 +202,7 @@ fn name_of(kind: CloneKind) -> &'static str {
     }
 }
 
-/// Where one of many could not be made, those before it stay.
+/// If one of many clones fails, the earlier ones remain, and a note lists them.
 fn tell_of_made(made: &[ImageCloneDocument], job: Job<'_>) {
     if let (Some(first), Some(last)) = (made.first(), made.last()) {
         job.progress.warning(&format!(
@@ -232,7 +232,8 @@ fn tell_of_overlays(file: &Path, made: &[ImageCloneDocument], job: Job<'_>) {
     }
 }
 
-/// Programs that go by the name of a file take it for something else, and a guest can make a raw image look like any other.
+/// Warns of names whose extension does not match the format: programs that go by the extension misread such images, and
+/// a guest can make a raw image look like any format.
 fn tell_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
     let is_called_otherwise = |clone: &&ImageCloneDocument| {
         let extension = Path::new(&clone.path)
@@ -249,7 +250,7 @@ fn tell_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
     }
 }
 
-/// The guest gets the name of its image.
+/// The identity of the guest, whose host name is the name of its image.
 fn guest_of(name: &str, context: &Context) -> GuestIdentity {
     let stem = Path::new(name)
         .file_stem()

@@ -1,8 +1,8 @@
-//! What clones are called: one name, or many by a template.
+//! Names of clones: one name, or many from a template.
 
 use crate::errors::Error;
 
-/// More than this are not asked for by intent.
+/// A larger count is probably a typing error.
 const COUNT_MAX: u32 = 100_000;
 
 /// What clones are called.
@@ -23,7 +23,7 @@ pub(super) struct NameArgs {
 }
 
 impl NameArgs {
-    /// The names of all.
+    /// All names.
     pub(super) fn all(&self) -> Result<Vec<String>, Error> {
         let Some(template) = &self.template else {
             let of_many = [("--count", self.count.is_some()), ("--first", self.first.is_some())];
@@ -41,7 +41,7 @@ impl NameArgs {
     }
 }
 
-/// A template with `number` in all of its places.
+/// The template with each placeholder replaced by `number`.
 fn filled(template: &str, number: u32) -> Result<String, Error> {
     let (before, width, mut rest) = split(template)?;
     let mut name = format!("{before}{number:0width$}");
@@ -53,7 +53,7 @@ fn filled(template: &str, number: u32) -> Result<String, Error> {
     Ok(name + rest)
 }
 
-/// What stands before and behind the number of a template, and how many digits that has at least.
+/// The text before and after the placeholder of a template, and its minimum number of digits.
 fn split(template: &str) -> Result<(&str, usize, &str), Error> {
     let wrong = || {
         Error::usage(

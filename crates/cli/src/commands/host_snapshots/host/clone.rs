@@ -1,4 +1,4 @@
-//! `holdfast host clone`: a writable dataset of a host snapshot.
+//! `holdfast host clone`: clones a host snapshot to a writable dataset.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -42,14 +42,14 @@ impl Verb for HostCloneArgs {
     }
 }
 
-/// What `host clone` answers.
+/// Report of `host clone`.
 #[derive(Debug, Serialize)]
 struct Cloned {
     dry_run: bool,
     snapshot: String,
-    /// What the clone is called.
+    /// The name of the clone.
     dataset: String,
-    /// Null of a dry run.
+    /// Null for a dry run.
     clone: Option<DatasetRow>,
 }
 
@@ -73,7 +73,6 @@ impl Report for Cloned {
     }
 }
 
-/// Clones.
 fn run(args: &HostCloneArgs, context: &Context) -> Result<Exit, Error> {
     let snapshot = datasets::parse_snapshot(&args.snapshot)?;
     let providers = datasets::providers(context);
@@ -117,7 +116,7 @@ fn run(args: &HostCloneArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// A clone needs a free name.
+/// Returns an error if the clone's name is in use.
 fn refuse_existing(provider: &dyn Provider, clone: &Dataset) -> Result<(), Error> {
     let is_taken = if clone.provider.has_folders() {
         Path::new(&clone.name).symlink_metadata().is_ok()

@@ -1,4 +1,4 @@
-//! `holdfast host datasets`: the datasets of this host, and what they take.
+//! `holdfast host datasets`: lists the datasets of this host and their sizes.
 
 use std::ffi::OsString;
 
@@ -34,13 +34,13 @@ impl Verb for DatasetsArgs {
     }
 }
 
-/// What `host datasets` answers.
+/// Report of `host datasets`.
 #[derive(Debug, Serialize)]
 struct DatasetsListed {
     datasets: Vec<DatasetRow>,
 }
 
-/// A dataset, and what it takes.
+/// A dataset and its sizes.
 #[derive(Debug, Serialize)]
 pub(super) struct DatasetRow {
     pub(super) dataset: String,
@@ -51,7 +51,7 @@ pub(super) struct DatasetRow {
     snapshots_bytes: Option<u64>,
     referenced_bytes: Option<u64>,
     available_bytes: Option<u64>,
-    /// 1.5 for data that takes two thirds of its size.
+    /// 1.5 if the data takes two thirds of its size.
     compression_ratio: Option<f64>,
     origin: Option<String>,
 }
@@ -114,7 +114,6 @@ impl Report for DatasetsListed {
     }
 }
 
-/// Lists.
 fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut states = Vec::new();
@@ -136,7 +135,7 @@ fn run(args: &DatasetsArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Whether this host simply has no such provider: its program is not there, or gets no answer.
+/// Whether this host does not use the provider: its program is missing or gets no answer from the kernel.
 pub(super) fn is_without(error: &ProviderError) -> bool {
     matches!(
         error,

@@ -1,4 +1,4 @@
-//! `holdfast host hold` and `release`: keep a host snapshot from being removed.
+//! `holdfast host hold` and `release`: prevent the removal of host snapshots, and allow it again.
 
 use std::ffi::OsString;
 
@@ -41,12 +41,12 @@ struct HolderArgs {
     dry_run: bool,
 }
 
-/// Hold, or let go.
+/// The change to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
-    /// They cannot be removed.
+    /// Add the hold: the host snapshots cannot be removed.
     Hold,
-    /// They can be removed again.
+    /// Release the hold.
     Release,
 }
 
@@ -109,7 +109,7 @@ impl Report for HoldChanged {
     }
 }
 
-/// Fails where the host snapshot is not there.
+/// Returns an error if the host snapshot does not exist.
 pub(super) fn require_host_snapshot(provider: &dyn Provider, name: &HostSnapshotName) -> Result<(), Error> {
     let snapshots = provider.snapshots(&name.dataset.name);
     let snapshots = snapshots.map_err(holdfast_engine::Error::from)?;
@@ -123,7 +123,8 @@ pub(super) fn require_host_snapshot(provider: &dyn Provider, name: &HostSnapshot
     ))
 }
 
-/// Fails where the change would fail: the hold exists already, or there is none to release. Passes where holds cannot be listed.
+/// Returns an error if the change would fail: the hold already exists, or there is none to release. Succeeds if holds
+/// cannot be listed.
 fn refuse_known_failure(
     provider: &dyn Provider,
     name: &HostSnapshotName,

@@ -1,4 +1,4 @@
-//! `holdfast host list`: host snapshots, of this and other programs.
+//! `holdfast host list`: lists host snapshots, of Holdfast and of other programs.
 
 use std::ffi::OsString;
 
@@ -54,24 +54,25 @@ impl Verb for HostListArgs {
     }
 }
 
-/// What `host list` answers.
+/// Report of `host list`.
 #[derive(Debug, Serialize)]
 struct HostSnapshotsListed {
     datasets: Vec<DatasetSnapshots>,
-    /// Machines whose rollback did not end.
+    /// Machines whose rollback is incomplete.
     half_rolled_back: Vec<HalfRolledBack>,
 }
 
-/// A machine whose disks are partly of then and partly of later, unless a process works on it at this moment.
+/// A machine with an incomplete rollback: some disks are rolled back and others are not, unless a process is
+/// still working on it.
 #[derive(Debug, Serialize)]
 struct HalfRolledBack {
     machine: String,
     uuid: String,
-    /// The name of the point that it was to go back to.
+    /// The name of the rollback's target point.
     point: String,
-    /// Host snapshots of what was there before, the oldest first.
+    /// Host snapshots of the previous state, the oldest first.
     safety: Vec<String>,
-    /// When it began.
+    /// When the rollback began.
     since: String,
 }
 
@@ -106,21 +107,21 @@ struct HostSnapshotDocument {
     used_bytes: Option<u64>,
     referenced_bytes: Option<u64>,
     hold_count: u64,
-    /// The program that made it; null where nothing is noted of it.
+    /// The program that created it; null if that is not recorded.
     program: Option<String>,
     /// "file system", "crash" or "shut off"; of the disks alone.
     consistency: Option<String>,
-    /// What it has in common with others of its instant; null where nothing is noted.
+    /// Common to all host snapshots of the same point in time; null if not recorded.
     set: Option<String>,
-    /// Machines whose configuration, firmware variables and TPM are kept with it.
+    /// Machines whose configuration, firmware variables and TPM are stored with it.
     configurations: Vec<String>,
-    /// Those of them that can go on from their memory.
+    /// Those of the machines that can be resumed from their memory.
     memories: Vec<String>,
     machine_count: Option<u64>,
     machines: Vec<String>,
     frozen_ms: Option<u64>,
     paused_ms: Option<u64>,
-    /// Whether all that was to be made with it was; null where it is not known.
+    /// Whether everything that belongs to it was created; null if that is unknown.
     is_whole: Option<bool>,
 }
 
@@ -233,7 +234,6 @@ impl Report for HostSnapshotsListed {
     }
 }
 
-/// Lists.
 fn run(args: &HostListArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let mut wanted: Vec<Dataset> = Vec::new();

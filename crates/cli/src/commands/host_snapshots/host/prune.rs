@@ -1,4 +1,4 @@
-//! `holdfast host prune`: host snapshots that no rule keeps go.
+//! `holdfast host prune`: removes the host snapshots that no rule keeps.
 
 use std::ffi::OsString;
 
@@ -55,7 +55,7 @@ impl Verb for HostPruneArgs {
     }
 }
 
-/// What `host prune` answers.
+/// Report of `host prune`.
 #[derive(Debug, Serialize)]
 struct HostPruned {
     dry_run: bool,
@@ -67,7 +67,7 @@ struct HostPruned {
 #[derive(Debug, Serialize)]
 struct SeriesDocument {
     dataset: String,
-    /// What the names of its host snapshots begin with.
+    /// The common prefix of its host snapshots' names.
     series: String,
     snapshots: Vec<HostDecisionDocument>,
 }
@@ -78,10 +78,10 @@ struct HostDecisionDocument {
     time: String,
     #[serde(skip)]
     time_local: String,
-    /// Whether it stays by the rules.
+    /// Whether a rule keeps it.
     keep: bool,
     reasons: Vec<String>,
-    /// Why it stays, though no rule keeps it; null where it goes.
+    /// Why it stays although no rule keeps it; null if it is removed.
     obstacle: Option<String>,
 }
 
@@ -138,7 +138,6 @@ impl Report for HostPruned {
     }
 }
 
-/// Prunes.
 fn run(args: &HostPruneArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let request = HostPruneRequest {
@@ -166,7 +165,7 @@ fn run(args: &HostPruneArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// The series that are meant: all of a dataset; of a machine its own, wherever its disks are.
+/// The selected series: all series of a dataset; of a machine its own series in all datasets.
 fn targets(args: &HostPruneArgs, context: &Context) -> Result<Vec<HostPruneTarget>, Error> {
     let mut targets = Vec::new();
     for meant in meant(&args.targets, args.connect.as_deref(), context)? {

@@ -1,4 +1,4 @@
-//! `holdfast host remove`: host snapshots go.
+//! `holdfast host remove`: removes host snapshots.
 
 use std::ffi::OsString;
 
@@ -46,7 +46,7 @@ impl Verb for HostRemoveArgs {
     }
 }
 
-/// What `host remove` answers.
+/// Report of `host remove`.
 #[derive(Debug, Serialize)]
 struct HostSnapshotsRemoved {
     dry_run: bool,
@@ -56,9 +56,9 @@ struct HostSnapshotsRemoved {
 #[derive(Debug, Serialize)]
 struct RemovedDocument {
     snapshot: String,
-    /// Bytes that would be free without it alone; null where that is not known.
+    /// Bytes that removing it alone would free; null if unknown.
     used_bytes: Option<u64>,
-    /// Why it stays; null where it goes.
+    /// Why it was not removed; null if it was.
     obstacle: Option<String>,
 }
 
@@ -90,7 +90,6 @@ impl Report for HostSnapshotsRemoved {
     }
 }
 
-/// Removes.
 fn run(args: &HostRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let providers = datasets::providers(context);
     let names = args.snapshots.iter().map(|word| datasets::parse_snapshot(word));

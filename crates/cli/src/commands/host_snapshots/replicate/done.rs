@@ -10,14 +10,14 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::units;
 
-/// What is shown.
+/// The kind of the report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplicatedShown {
     /// What was sent.
     Done,
-    /// What would be.
+    /// What would be sent.
     Plan,
-    /// What is where.
+    /// A comparison of both sides.
     Status,
 }
 
@@ -35,7 +35,7 @@ struct ReplicatedDatasetDocument {
     source: String,
     target: String,
     outcome: &'static str,
-    /// What is wrong, and what to do; null where nothing is.
+    /// The problem and its solution; null if there is none.
     reason: Option<String>,
     advice: Option<String>,
     newest_here: Option<SentSnapshot>,

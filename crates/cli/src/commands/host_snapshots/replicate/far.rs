@@ -1,4 +1,4 @@
-//! What the words for source and target mean, and how they are reached.
+//! The meaning of the words for source and target, and the connections to them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::errors::{Error, Kind};
 use crate::machines::datasets::TOOL_TIME_OUT;
 use crate::machines::runs;
 
-/// A word for a dataset, perhaps on another host.
+/// A dataset, optionally on another host, as given on the command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Word {
     pub(super) host: Option<String>,
@@ -20,19 +20,19 @@ pub(super) struct Word {
     dataset: String,
 }
 
-/// A dataset, and the side that has it.
+/// A dataset, and the side that holds it.
 pub(super) struct Reached {
     pub(super) side: Box<dyn ReplicaSide>,
     pub(super) dataset: String,
 }
 
 impl Word {
-    /// `tank/vm`, `zfs:tank`, `/srv/vms`, `btrfs:/srv/vms`, and all of them after `HOST:` or `USER@HOST:`.
+    /// `tank/vm`, `zfs:tank`, `/srv/vms`, `btrfs:/srv/vms`, each optionally after `HOST:` or `USER@HOST:`.
     pub(super) fn parse(text: &str) -> Result<Self, Error> {
         let kinds = [ProviderKind::Zfs, ProviderKind::Btrfs];
         let kind_of = |text: &str| kinds.into_iter().find(|kind| kind.word() == text);
         let (host, rest) = match text.split_once(':') {
-            // A dataset of ZFS may have colons in it, after its pool.
+            // A ZFS dataset may contain colons after the name of its pool.
             Some((before, rest)) if kind_of(before).is_none() && !before.contains('/') => (Some(before), rest),
             _ => (None, text),
         };
@@ -69,7 +69,7 @@ impl Word {
         })
     }
 
-    /// The path of a folder of this host, without links: what is not there yet, below one that is.
+    /// The path of a local folder, with links resolved; if it does not exist yet, its parent must exist.
     fn here(&self) -> Result<String, Error> {
         if self.kind != ProviderKind::Btrfs {
             return Ok(self.dataset.clone());
@@ -92,7 +92,8 @@ impl Word {
     }
 }
 
-/// Whether a word is the path of a subvolume of btrfs here: it may look like the name of a dataset of ZFS.
+/// Whether a word is the path of a local btrfs subvolume: such a path may look like the name of a ZFS
+/// dataset.
 fn is_subvolume_here(word: &str) -> bool {
     match locate(Path::new(word), "replicate") {
         Ok(Located::In(place)) => place.dataset.provider == ProviderKind::Btrfs && place.path.as_os_str().is_empty(),
@@ -100,17 +101,18 @@ fn is_subvolume_here(word: &str) -> bool {
     }
 }
 
-/// The side of this host that has datasets of a kind.
+/// The local side for datasets of this kind.
 pub(crate) fn local_side(kind: ProviderKind, context: &Context) -> Box<dyn ReplicaSide> {
     let programs: Arc<dyn StreamTools> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
     match kind {
         ProviderKind::Zfs => Box::new(ZfsSide::new(programs, Arc::clone(context.clock()))),
-        // Of clones and of volumes of LVM no streams are made: btrfs has no such subvolume, and says so.
+        // Reflink clones and LVM volumes cannot be sent: the btrfs side reports that no such subvolume
+        // exists.
         ProviderKind::Btrfs | ProviderKind::Reflink | ProviderKind::Lvm => Box::new(BtrfsSide::new(programs)),
     }
 }
 
-/// Ways to other hosts.
+/// Connections to other hosts.
 pub(super) struct Far<'a> {
     options: &'a [String],
     context: &'a Context,
@@ -121,7 +123,8 @@ impl<'a> Far<'a> {
         Self { options, context }
     }
 
-    /// Both sides. What is not said by one word is said by the other: a path here means btrfs there.
+    /// Both sides. If one word does not give the kind of dataset, the other decides: a path on one side means
+    /// btrfs on the other.
     pub(super) fn both(&self, source: &Word, target: &Word) -> Result<(Reached, Reached), Error> {
         if source.kind != target.kind {
             return Err(Error::usage(
@@ -173,7 +176,7 @@ impl<'a> Far<'a> {
     }
 }
 
-/// What to say instead of two words of different file systems: a relative path looks like the name of a dataset.
+/// The hint for two words of different file systems: a relative path looks like the name of a ZFS dataset.
 fn mixed(source: &Word, target: &Word) -> String {
     match [source, target].into_iter().find(|word| word.kind == ProviderKind::Zfs) {
         Some(Word {

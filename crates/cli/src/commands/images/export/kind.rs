@@ -1,4 +1,4 @@
-//! What `export` is to make: by option, or by the name of its target; and options that do not go with it.
+//! The kind of export, by option or by the name of the target; and options that do not fit it.
 
 use holdfast_archive::Packing;
 
@@ -21,7 +21,7 @@ pub(super) enum ExportKind {
 }
 
 impl ExportKind {
-    /// What it is called.
+    /// The name of the kind on the command line.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Xva => "xva",
@@ -33,7 +33,7 @@ impl ExportKind {
     }
 }
 
-/// What to make, and how its name says that it is packed.
+/// The kind of export, and the compression that the target's name implies.
 pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>), Error> {
     let name = args
         .target
@@ -96,7 +96,7 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>)
     }
 }
 
-/// Options that only one kind understands.
+/// Returns an error if an option does not apply to the kind.
 fn check_kind(args: &ExportArgs, kind: ExportKind) -> Result<(), Error> {
     if args.with_memory && kind != ExportKind::Xva {
         return Err(Error::usage(
@@ -114,7 +114,7 @@ fn check_kind(args: &ExportArgs, kind: ExportKind) -> Result<(), Error> {
     }
 }
 
-/// Options and names that contradict each other.
+/// Returns an error if options and the target's name contradict each other.
 fn check_packing(args: &ExportArgs, kind: ExportKind, packing: Option<Packing>) -> Result<(), Error> {
     if args.packing.level().is_some() && kind != ExportKind::Ova && args.packing.packing().or(packing).is_none() {
         return Err(Error::usage(

@@ -1,4 +1,4 @@
-//! `holdfast export --now`: a machine as it is at this moment.
+//! `holdfast export --now`: exports a machine as it is at this moment.
 
 use std::ffi::OsStr;
 
@@ -27,11 +27,11 @@ pub(super) struct NowArgs {
 pub(super) struct ExportInstantDocument {
     method: &'static str,
     method_reason: String,
-    /// How long the machine stood still: zero where it was not stopped; null where it was not running.
+    /// How long the machine was paused: zero if it was not paused; null if it was not running.
     paused_us: Option<u64>,
     /// "file system", "crash", or "shut off".
     consistency: String,
-    /// How long its file systems were frozen; null where they were not.
+    /// How long its file systems were frozen; null if they were not.
     frozen_us: Option<u64>,
     #[serde(skip)]
     pub(super) lines: Vec<String>,
@@ -51,7 +51,7 @@ impl ExportInstantDocument {
     }
 }
 
-/// Has `work` export the machine.
+/// Reads the machine and calls `work` with it.
 pub(super) fn from<T>(
     args: &ExportArgs,
     context: &Context,
@@ -91,7 +91,7 @@ pub(super) fn from<T>(
     };
     let wish = ReadingOptions {
         chosen,
-        // It is in no list.
+        // The machine is not listed in a repository.
         listed: &|name| Ok(MachineName::near(name)),
         choice: DiskChoice {
             include: Vec::new(),

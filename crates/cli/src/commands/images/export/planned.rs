@@ -8,22 +8,22 @@ use crate::commands::images::import::{DroppedDocument, list_dropped};
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
-/// What `export --dry-run` answers.
+/// Report of `export --dry-run`.
 #[derive(Debug, Serialize)]
 pub(super) struct ExportPlanned {
     dry_run: bool,
     target: String,
     format: &'static str,
-    /// The snapshot; null of a machine as it is now.
+    /// The snapshot; null for a machine that is read directly.
     snapshot: Option<String>,
     machine: String,
     name: String,
     disks: Vec<PlannedDiskDocument>,
     dropped: Vec<DroppedDocument>,
-    /// How the machine would be read; null of a snapshot.
+    /// How the machine would be read; null for a snapshot.
     method: Option<&'static str>,
     method_reason: Option<String>,
-    /// The memory that it would go on from; null where it would start.
+    /// Bytes of memory from which it would resume; null if it would start afresh.
     memory_bytes: Option<u64>,
 }
 

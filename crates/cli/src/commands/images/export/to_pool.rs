@@ -15,7 +15,7 @@ use crate::exit::Exit;
 use crate::machines::pools;
 use crate::process::time;
 
-/// Options that are about files and folders.
+/// The first given option that applies to files and folders only.
 fn foreign(args: &ExportArgs) -> Option<&'static str> {
     let given = [
         (args.format.is_some(), "--format"),

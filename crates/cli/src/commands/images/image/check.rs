@@ -1,4 +1,4 @@
-//! `holdfast image check`: whether the metadata of an image contradicts itself, and which contradictions can be repaired.
+//! `holdfast image check`: checks whether the metadata of an image is consistent, and repairs it.
 
 use std::path::PathBuf;
 
@@ -97,7 +97,7 @@ impl Verb for ImageCheckArgs {
     }
 }
 
-/// What `image check` answers.
+/// Report of `image check`.
 #[derive(Debug, Serialize)]
 struct ImageChecked {
     corruption_count: u64,
@@ -115,12 +115,12 @@ struct Problem {
     /// "leak" or "corruption".
     severity: &'static str,
     message: String,
-    /// How many of those that are counted it stands for.
+    /// The number of problems that this entry counts for.
     #[serde(skip)]
     count: u64,
 }
 
-/// What a repair has done, or would do.
+/// What a repair did or would do.
 #[derive(Debug, Serialize)]
 struct ImageRepaired {
     mode: &'static str,
@@ -176,7 +176,7 @@ impl ImageChecked {
     }
 }
 
-/// Zero where nothing is wrong.
+/// Exit code for the remaining problems.
 fn exit_of(corruption_count: u64, leak_count: u64) -> Exit {
     match (corruption_count, leak_count) {
         (0, 0) => Exit::Ok,
@@ -253,7 +253,7 @@ impl Report for ImageChecked {
         "image check"
     }
 
-    /// Of what is left; where nothing was repaired, that is what was found.
+    /// The exit code for the remaining problems; without a repair these are all problems found.
     fn exit(&self) -> Exit {
         match &self.repair {
             Some(repair) if !repair.is_dry_run => exit_of(repair.corruption_count, repair.leak_count),

@@ -1,4 +1,4 @@
-//! `holdfast image compare`: whether two images hold the same disk.
+//! `holdfast image compare`: compares the disks in two images.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ use crate::exit::Exit;
 use crate::output::{Page, Report, Style};
 use crate::units;
 
-/// Ranges that a person is shown.
+/// Number of ranges shown as text.
 const SHOWN_COUNT_MAX: usize = 20;
 
 /// Arguments of `image compare`.
@@ -52,7 +52,7 @@ impl Verb for CompareArgs {
     }
 }
 
-/// What `image compare` answers.
+/// Report of `image compare`.
 #[derive(Debug, Serialize)]
 struct Answer {
     is_equal: bool,
@@ -128,7 +128,6 @@ impl Report for Answer {
     }
 }
 
-/// Compares two images.
 fn run(args: &CompareArgs, context: &Context) -> Result<Exit, Error> {
     let first = open_whole(&args.first, &args.gate.open_options(args.format)?, context)?;
     let second = open_whole(&args.second, &args.gate.open_options(args.other_format)?, context)?;

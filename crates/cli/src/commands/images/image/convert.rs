@@ -1,4 +1,4 @@
-//! `holdfast image convert`: an image becomes one of another format or of other options.
+//! `holdfast image convert`: converts an image to another format or to other options.
 
 use std::io::Seek as _;
 use std::path::PathBuf;
@@ -102,14 +102,14 @@ impl Verb for ConvertArgs {
     }
 }
 
-/// What `image convert` answers.
+/// Report of `image convert`.
 #[derive(Debug, Serialize)]
 struct Converted {
     dry_run: bool,
     target: String,
     format: &'static str,
     size_bytes: u64,
-    /// Whether the file system shares the bytes with the source.
+    /// Whether the file system shares the data with the source.
     is_cloned: bool,
     plain_bytes: Option<u64>,
     compressed_bytes: Option<u64>,
@@ -165,14 +165,14 @@ impl Report for Converted {
     }
 }
 
-/// What `image convert --dry-run` answers.
+/// Report of `image convert --dry-run`.
 #[derive(Debug, Serialize)]
 struct ConvertPlanned {
     dry_run: bool,
     target: String,
     format: &'static str,
     size_bytes: u64,
-    /// What the source stores as data; null of a stream.
+    /// Bytes stored as data in the source; null for a stream.
     data_bytes: Option<u64>,
 }
 
@@ -195,7 +195,6 @@ impl Report for ConvertPlanned {
     }
 }
 
-/// Converts an image.
 fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.target_format.map_or_else(|| format_of_name(&args.target), Ok)?;
     if args.size.is_some() && args.source.as_os_str() != "-" {
@@ -281,7 +280,7 @@ fn plan(
     })
 }
 
-/// The size of the disk on standard input. A file that was redirected says it itself.
+/// The size of the disk on standard input: that of the option, or of a redirected file.
 fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
     let refused = [
         ("--verify", args.verify, "it cannot be read a second time"),
@@ -313,7 +312,7 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
     }
 }
 
-/// Writes the disk to standard output, which then holds nothing else.
+/// Writes the disk to standard output, which contains nothing else.
 fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Exit, Error> {
     if args.dry_run {
         return Err(Error::usage(

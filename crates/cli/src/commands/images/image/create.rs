@@ -1,4 +1,4 @@
-//! `holdfast image create`: an empty image.
+//! `holdfast image create`: creates an empty image.
 
 use std::path::PathBuf;
 
@@ -62,7 +62,7 @@ impl Verb for CreateArgs {
     }
 }
 
-/// What `image create` answers.
+/// Report of `image create`.
 #[derive(Debug, Serialize)]
 struct Created {
     dry_run: bool,
@@ -102,7 +102,6 @@ impl Report for Created {
     }
 }
 
-/// Makes an image.
 fn run(args: &CreateArgs, context: &Context) -> Result<Exit, Error> {
     let format = args.format.map_or_else(|| format_of_name(&args.image), Ok)?;
     args.new

@@ -1,4 +1,4 @@
-//! `holdfast image identity`: by what hypervisors and children know an image.
+//! `holdfast image identity`: shows or changes the UUID by which hypervisors and children identify an image.
 
 use std::path::PathBuf;
 
@@ -63,7 +63,7 @@ impl Verb for IdentityArgs {
     }
 }
 
-/// What `image identity` answers.
+/// Report of `image identity`.
 #[derive(Debug, Serialize)]
 struct Identity {
     dry_run: bool,
@@ -115,7 +115,6 @@ impl Report for Identity {
     }
 }
 
-/// Shows or changes an identity.
 fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
     let options = OpenOptions {
         backing: Backing::Ignore,
@@ -181,7 +180,7 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Of a disk of Parallels its descriptor says it; its deltas have others.
+/// The id of an image; that of a Parallels disk is in its descriptor, and its deltas have other ids.
 fn id_of(layer: &LayerInfo) -> Result<Option<ImageId>, Error> {
     match &layer.delta {
         Some(delta) => {

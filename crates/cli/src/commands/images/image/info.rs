@@ -1,4 +1,4 @@
-//! `holdfast image info`: what there is to know about an image without reading its data.
+//! `holdfast image info`: shows the properties of an image without reading its data.
 
 use std::path::PathBuf;
 
@@ -53,12 +53,12 @@ impl Verb for ImageInfoArgs {
     }
 }
 
-/// What `image info` answers.
+/// Report of `image info`.
 #[derive(Debug, Serialize)]
 struct ImageFileInfo {
-    /// The image itself, and with `--chain` those below it.
+    /// The image itself, and with `--chain` its backing files or parents.
     images: Vec<ImageInfo>,
-    /// Whether the file of one ends too early.
+    /// Whether the file of one of them is truncated.
     #[serde(skip)]
     is_cut_off: bool,
 }
@@ -77,12 +77,12 @@ struct ImageInfo {
     delta: Option<Delta>,
 }
 
-/// What the descriptor of a disk of Parallels says.
+/// Properties from the descriptor of a Parallels disk.
 #[derive(Debug, Serialize)]
 struct Delta {
     descriptor: String,
     file: String,
-    /// All others of the disk, at its top.
+    /// All other deltas of the disk; only for its top.
     snapshots: Vec<OtherDelta>,
 }
 
@@ -93,7 +93,7 @@ struct OtherDelta {
     file: String,
 }
 
-/// What VDI, VHD and VHDX have.
+/// Properties of VDI, VHD and VHDX images.
 #[derive(Debug, Serialize)]
 struct Blocks {
     /// "dynamic", "fixed" or "differencing".
@@ -340,7 +340,6 @@ fn exactly(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", units::bytes(bytes))
 }
 
-/// Shows an image.
 fn run(args: &ImageInfoArgs, context: &Context) -> Result<Exit, Error> {
     if args.format.is_none() {
         no_image::refuse(args.image.as_os_str())?;

@@ -1,4 +1,4 @@
-//! `holdfast image map`: where the bytes of a disk are.
+//! `holdfast image map`: shows where the data of a disk is stored.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::machines::no_image;
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
-/// Extents that one answer holds: a hostile image must not fill the memory.
+/// Maximum number of extents in one answer: a malicious image must not exhaust memory.
 const EXTENT_COUNT_MAX: usize = 1_000_000;
 
 /// Arguments of `image map`.
@@ -54,13 +54,13 @@ impl Verb for MapArgs {
     }
 }
 
-/// What `image map` answers.
+/// Report of `image map`.
 #[derive(Debug, Serialize)]
 struct Map {
     /// The files of the chain, the image itself first.
     files: Vec<String>,
     extents: Vec<MapExtent>,
-    /// Where to go on with `--start`, if there were too many extents for one answer.
+    /// The value of `--start` to continue with, if there were too many extents for one answer.
     next_offset: Option<u64>,
 }
 
@@ -76,7 +76,7 @@ struct MapExtent {
 }
 
 impl MapExtent {
-    /// `firsts` says of each layer where its files begin among all.
+    /// `firsts` contains for each layer the index of its first file.
     fn new(entry: MapEntry, firsts: &[usize]) -> Self {
         let (kind, part, host_offset) = match entry.content {
             MapContent::Zero => ("zero", 0, None),
@@ -92,7 +92,7 @@ impl MapExtent {
         }
     }
 
-    /// Appends `next` if it continues this extent, in its file too.
+    /// Extends this extent by `next` if that continues it, also in its file.
     fn absorb(&mut self, next: &Self) -> bool {
         let continued = self.host_offset.map(|offset| offset + self.length_bytes);
         let fits = self.kind == next.kind && self.file == next.file && continued == next.host_offset;
@@ -132,7 +132,6 @@ impl Report for Map {
     }
 }
 
-/// Shows where the bytes are.
 fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
     if args.format.is_none() {
         no_image::refuse(args.image.as_os_str())?;
@@ -142,7 +141,7 @@ fn run(args: &MapArgs, context: &Context) -> Result<Exit, Error> {
     let (mut files, mut firsts) = (Vec::new(), Vec::new());
     for layer in image.layers() {
         firsts.push(files.len());
-        // A folder of Parallels is read by its delta.
+        // A Parallels folder is read through its delta.
         let extents = layer.extent_files.iter().filter(|_| layer.delta.is_none());
         let all = std::iter::once(&layer.path).chain(extents);
         files.extend(all.map(|path| path.display().to_string()));

@@ -1,4 +1,4 @@
-//! `holdfast image`: disk image files, without a repository.
+//! `holdfast image`: works with disk image files, without a repository.
 
 mod check;
 mod compare;

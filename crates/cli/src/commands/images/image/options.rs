@@ -1,4 +1,4 @@
-//! Options that several verbs about images have: what an image may open, and what a new one is to be.
+//! Options that several image verbs share: files that an image may open, and properties of a new image.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ pub(super) struct GateArgs {
 }
 
 impl GateArgs {
-    /// How to open an image of `format`; without one its content decides.
+    /// How to open an image of `format`; without a format, its content decides.
     pub(super) fn open_options(&self, format: Option<Format>) -> Result<OpenOptions, Error> {
         if self.files.iter().any(|path| path.is_dir()) {
             return Err(Error::usage(
@@ -90,7 +90,7 @@ pub(super) struct NewImageArgs {
 }
 
 impl NewImageArgs {
-    /// What to do about a file that is there.
+    /// How to treat an existing file.
     pub(super) fn overwrite(&self) -> Overwrite {
         if self.force {
             Overwrite::Replace
@@ -136,7 +136,7 @@ impl NewImageArgs {
         })
     }
 
-    /// The options of an image of another format than raw and qcow2, which differs from `parent` if there is one.
+    /// The options of a VDI, VHD, VHDX or VMDK image, which differs from `parent` if there is one.
     pub(super) fn blocks(&self, parent: Option<PathBuf>) -> BlockOptions {
         BlockOptions {
             kind: match (self.fixed, &parent) {
@@ -151,7 +151,8 @@ impl NewImageArgs {
         }
     }
 
-    /// Refuses options that an image of `format` cannot have because it is raw or qcow2; `more` are those of the verb itself.
+    /// Returns an error if options apply to raw and qcow2 only, but the image is of another `format`; `more` are the
+    /// options of the verb itself.
     pub(super) fn check_blocks(&self, format: Format, more: &[(&'static str, bool)]) -> Result<(), Error> {
         if !matches!(format, Format::Raw | Format::Qcow2) {
             return Ok(());
@@ -166,12 +167,13 @@ impl NewImageArgs {
         }
     }
 
-    /// Whether the data is to go into a file of its own.
+    /// Whether the data goes into a separate data file.
     pub(super) fn has_data_file(&self) -> bool {
         self.data_file.is_some()
     }
 
-    /// Refuses options that an image of `format` cannot have, rather than forget them; `more` are those of the verb itself.
+    /// Returns an error for options that `format` does not support, instead of ignoring them; `more` are the options of
+    /// the verb itself.
     pub(super) fn check(&self, format: Format, more: &[(&'static str, bool)]) -> Result<(), Error> {
         if format == Format::Qcow2 {
             return Ok(());
@@ -196,7 +198,7 @@ impl NewImageArgs {
     }
 }
 
-/// The format of the new file at `path`, where none is given: that of its name. Block devices and standard output are raw.
+/// The default format of a new file at `path`, by its extension. Block devices and standard output are raw.
 pub(super) fn format_of_name(path: &Path) -> Result<Format, Error> {
     if path.as_os_str() == "-" || holdfast_engine::is_device(path) {
         return Ok(Format::Raw);
@@ -204,7 +206,7 @@ pub(super) fn format_of_name(path: &Path) -> Result<Format, Error> {
     Ok(Format::of_new_file(path).map_err(holdfast_engine::Error::from)?)
 }
 
-/// Opens the image, of which no file may be cut off, and prints its warnings.
+/// Opens the image and prints its warnings. A truncated file is an error.
 pub(super) fn open_whole(path: &Path, options: &OpenOptions, context: &Context) -> Result<Image, Error> {
     let image = open_and_warn(path, options, context)?;
     let cut_off = holdfast_image::cut_off_files(path, options).map_err(holdfast_engine::Error::from)?;

@@ -1,4 +1,4 @@
-//! `holdfast image resize`: an image gets another size.
+//! `holdfast image resize`: changes the size of an image.
 
 use std::cmp::Ordering;
 use std::path::PathBuf;
@@ -74,7 +74,7 @@ fn parse_size(text: &str) -> Result<Size, String> {
     }
 }
 
-/// What `image resize` answers.
+/// Report of `image resize`.
 #[derive(Debug, Serialize)]
 struct ResizeDone {
     dry_run: bool,
@@ -82,7 +82,7 @@ struct ResizeDone {
     format: &'static str,
     before_bytes: u64,
     size_bytes: u64,
-    /// Of a dry run: the data past the new end. Null where there is none.
+    /// Of a dry run: the data past the new end; null if there is none.
     lost: Option<LostDocument>,
 }
 
@@ -118,7 +118,7 @@ impl Report for ResizeDone {
 }
 
 impl ResizeDone {
-    /// What would be done, in a line.
+    /// A summary of the change, in one line.
     fn plan(&self) -> String {
         let verb = match self.size_bytes.cmp(&self.before_bytes) {
             Ordering::Less => "shrink",
@@ -142,7 +142,6 @@ impl ResizeDone {
     }
 }
 
-/// Gives an image another size.
 fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
     let options = args.gate.open_options(args.format)?;
     let size_bytes = match args.size {

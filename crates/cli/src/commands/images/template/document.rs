@@ -1,4 +1,4 @@
-//! Templates as answers show them, to people and in documents.
+//! Templates as text and in JSON documents.
 
 use holdfast_engine::{ListedTemplate, SignedBy, TemplatePieceKind, TemplateStatement};
 use holdfast_host::Verdict;
@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::output::Style;
 use crate::process::time;
 
-/// What a template is.
+/// The statement of a template.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct StatementDocument {
     pub(super) name: String,
@@ -19,7 +19,7 @@ pub(super) struct StatementDocument {
     pub(super) description: String,
     /// The digest of its content.
     pub(super) content: String,
-    /// The snapshot that it is. Null of a dry run.
+    /// The snapshot of the template. Null in a dry run.
     pub(super) snapshot: Option<String>,
     pub(super) size_bytes: u64,
     pub(super) disks: Vec<PieceDocument>,
@@ -87,7 +87,7 @@ impl StatementDocument {
         format!("{}:{}", self.name, self.tag)
     }
 
-    /// Its first digits, as `NAME@DIGEST` takes them.
+    /// The first digits of the content's digest, as in `NAME@DIGEST`.
     pub(super) fn short_content(&self) -> &str {
         &self.content[..12]
     }
@@ -110,7 +110,7 @@ impl SignedDocument {
         }
     }
 
-    /// For a column: the signer, or why there is none.
+    /// The signer, or why there is none, for a table column.
     pub(super) fn brief(&self) -> String {
         match (self.signature, &self.signer) {
             ("good", Some(signer)) => signer.clone(),
@@ -121,7 +121,7 @@ impl SignedDocument {
         }
     }
 
-    /// In full.
+    /// The full description of the signature.
     pub(super) fn full(&self) -> String {
         let key = self.key.as_deref().unwrap_or_default();
         match (self.signature, &self.signer) {

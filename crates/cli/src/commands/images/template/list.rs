@@ -68,7 +68,7 @@ impl Verb for TemplateShowArgs {
     }
 }
 
-/// What `template list` answers.
+/// Report of `template list`.
 #[derive(Debug, Serialize)]
 struct TemplatesListed {
     templates: Vec<ListedDocument>,
@@ -77,7 +77,7 @@ struct TemplatesListed {
     damaged: Vec<String>,
 }
 
-/// A template that makes no sense.
+/// A snapshot that is marked as a template but invalid.
 #[derive(Debug, Serialize)]
 struct UnreadableTemplate {
     snapshot: String,
@@ -143,7 +143,7 @@ impl Report for TemplatesListed {
     }
 }
 
-/// What `template show` answers.
+/// Report of `template show`.
 #[derive(Debug, Serialize)]
 struct TemplateShown {
     template: ListedDocument,
@@ -209,7 +209,6 @@ impl Report for TemplateShown {
     }
 }
 
-/// Lists templates.
 fn run(args: &TemplateListArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let signatures = signatures(context);
@@ -245,7 +244,6 @@ fn run(args: &TemplateListArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Shows a template.
 fn run_show(args: &TemplateShowArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let signatures = signatures(context);

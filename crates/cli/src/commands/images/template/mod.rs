@@ -1,4 +1,4 @@
-//! `holdfast template`: prepared disks and machines, shared by name and tag.
+//! `holdfast template`: shares prepared disks and machines by name and tag.
 
 mod document;
 mod list;

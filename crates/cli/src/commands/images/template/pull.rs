@@ -92,7 +92,7 @@ impl Verb for PullArgs {
     }
 }
 
-/// What it answers.
+/// Report of `template pull`.
 #[derive(Debug, Serialize)]
 struct Pulled {
     dry_run: bool,
@@ -104,7 +104,7 @@ struct Pulled {
     images: Vec<PulledImageDocument>,
     /// The configuration of the machine.
     configuration: Option<String>,
-    /// What the machine is called.
+    /// The name of the machine.
     machine: Option<String>,
     duration_ms: u64,
     #[serde(skip)]
@@ -158,7 +158,7 @@ impl Report for Pulled {
     }
 }
 
-/// Where it goes: a name with the extension of an image format means an image.
+/// The target: a name with the extension of an image format is an image, any other a folder.
 fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     let path = args.target.clone();
     let extension = path
@@ -227,7 +227,6 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     Ok(PullTarget::Fitting { path, format, identity })
 }
 
-/// Pulls.
 fn run(args: &PullArgs, context: &Context) -> Result<Exit, Error> {
     let request = PullRequest {
         template: args.template.clone(),

@@ -124,7 +124,7 @@ impl Verb for TagArgs {
     }
 }
 
-/// What they answer with `--dry-run`.
+/// Report of `template push` and `template tag` with `--dry-run`.
 #[derive(Debug, Serialize)]
 struct PushPlanned {
     #[serde(skip)]
@@ -134,7 +134,7 @@ struct PushPlanned {
     statement: StatementDocument,
     /// Whether it would be signed.
     is_signed: bool,
-    /// The content that the tag means now.
+    /// The present content of the tag.
     before: Option<String>,
 }
 
@@ -168,14 +168,14 @@ impl Report for PushPlanned {
     }
 }
 
-/// What the tag means otherwise, if it is something else.
+/// Notes the present content of the tag, if it is different.
 fn tell_before(statement: &StatementDocument, before: Option<&String>, when: &str, page: &mut Page) {
     if let Some(before) = before.filter(|before| **before != statement.content) {
         page.line(&format!("  {when} {}@{}, which stays", statement.name, &before[..12]));
     }
 }
 
-/// What they answer.
+/// Report of `template push` and `template tag`.
 #[derive(Debug, Serialize)]
 struct Pushed {
     #[serde(skip)]
@@ -186,7 +186,7 @@ struct Pushed {
     is_signed: bool,
     data_bytes: u64,
     own_bytes: u64,
-    /// The content that the tag meant before.
+    /// The previous content of the tag.
     before: Option<String>,
     duration_ms: u64,
 }
@@ -267,7 +267,6 @@ fn source(args: &PushArgs) -> Result<PushSource, Error> {
     })
 }
 
-/// Pushes.
 fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let key = args.sign.key(context)?;
@@ -293,7 +292,6 @@ fn run(args: &PushArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&pushed("template push", &published, is_signed, duration))
 }
 
-/// Gives another tag.
 fn run_tag(args: &TagArgs, context: &Context) -> Result<Exit, Error> {
     let start = context.clock().now();
     let key = args.sign.key(context)?;

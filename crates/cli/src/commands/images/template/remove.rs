@@ -42,12 +42,12 @@ impl Verb for TemplateRemoveArgs {
     }
 }
 
-/// What it answers.
+/// Report of `template remove`.
 #[derive(Debug, Serialize)]
 struct TemplateRemoved {
     dry_run: bool,
     templates: Vec<StatementDocument>,
-    /// Snapshots that are templates, and make no sense.
+    /// Snapshots that are marked as templates but invalid.
     unreadable: Vec<String>,
 }
 
@@ -77,7 +77,6 @@ impl Report for TemplateRemoved {
     }
 }
 
-/// Removes templates.
 fn run(args: &TemplateRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let selection = match (&args.template.version, args.all) {
         (_, false) => RemovalSelection::One(args.template.clone()),

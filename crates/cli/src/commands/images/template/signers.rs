@@ -1,4 +1,4 @@
-//! The key that signs templates, and the signers that are trusted.
+//! The key that signs templates, and the trusted signers.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -13,11 +13,11 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::process::environment;
 
-/// Where files about signers are for all users of a host.
+/// System-wide folder of signer files.
 const SYSTEM_FOLDER: &str = "/etc/holdfast";
-/// Whose key is whose.
+/// File of public keys and the signers they belong to.
 const SIGNERS: &str = "allowed_signers";
-/// Keys that count no more.
+/// File of revoked keys.
 const REVOKED: &str = "revoked_signers";
 
 /// Whose signatures count.
@@ -60,7 +60,8 @@ impl TrustArgs {
     }
 }
 
-/// A file that is there, for all users or else for this one. One that cannot be read is there.
+/// The system-wide file if it exists, otherwise the user's file. A file that cannot be read counts as
+/// existing.
 fn found(name: &str, context: &Context) -> Option<PathBuf> {
     let own = context.configuration_folder().map(|folder| folder.join("holdfast"));
     let folders = [Some(PathBuf::from(SYSTEM_FOLDER)), own];
@@ -68,7 +69,7 @@ fn found(name: &str, context: &Context) -> Option<PathBuf> {
     paths.find(|path| path.symlink_metadata().is_ok())
 }
 
-/// Makes and verifies signatures.
+/// Creates and verifies signatures.
 pub(super) fn signatures(context: &Context) -> SshSignatures<'_> {
     SshSignatures::new(&**context.clock(), context.runtime_folder())
 }
@@ -78,7 +79,7 @@ impl SignArgs {
         self.unsigned.acceptance()
     }
 
-    /// The key to sign with, which is there; none where no signature is wanted.
+    /// The signing key; `None` if no signature is wanted. A missing key is an error.
     pub(super) fn key(&self, context: &Context) -> Result<Option<PathBuf>, Error> {
         if self.unsigned {
             return Ok(None);
@@ -91,7 +92,7 @@ impl SignArgs {
             );
             Error::usage("no key is given to sign with", hint)
         })?;
-        // What takes hours is not to end here for a name that was mistyped.
+        // Checked early: a mistyped name must not fail a push after hours.
         File::open(&key).map_err(|source| Error::File {
             action: "read",
             path: key.clone(),
@@ -100,7 +101,7 @@ impl SignArgs {
         Ok(Some(key))
     }
 
-    /// Signs what is to be a template. No progress is shown meanwhile: the passphrase of the key may be asked for.
+    /// Signs a template. No progress is shown meanwhile, since ssh-keygen may ask for a passphrase.
     pub(super) fn sign(
         key: &Path,
         unsealed: &Unsealed<'_>,
@@ -121,7 +122,7 @@ impl SignArgs {
     }
 }
 
-/// Whether a word names a file, and not a snapshot or a machine.
+/// Whether a word is the path of a file, not of a snapshot or a machine.
 pub(super) fn is_file(word: &OsStr) -> bool {
     let text = word.to_string_lossy();
     text.contains(['/', '='])

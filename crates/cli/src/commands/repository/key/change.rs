@@ -10,15 +10,15 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 
-/// What they answer.
+/// Report of all three verbs.
 #[derive(Debug, Serialize)]
 struct KeyChanged {
     #[serde(skip)]
     command: &'static str,
     dry_run: bool,
-    /// The key that is there now.
+    /// The new key.
     added: Option<String>,
-    /// The key that is gone.
+    /// The removed key.
     removed: Option<String>,
 }
 
@@ -51,7 +51,6 @@ impl Report for KeyChanged {
     }
 }
 
-/// Adds a password.
 pub(super) fn add(args: &AddArgs, context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     let password = context.new_password(&args.new_password)?;
@@ -69,7 +68,7 @@ pub(super) fn add(args: &AddArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// Puts a new password in the place of the one that opens the repository.
+/// Replaces the password that opened the repository with a new one.
 pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error> {
     let location = context.location()?;
     let old = context.unlocking_password(&location)?;
@@ -103,7 +102,7 @@ pub(super) fn rotate(args: &RotateArgs, context: &Context) -> Result<Exit, Error
     })
 }
 
-/// Removes a key; a password is asked for, so that the user has a key that is left.
+/// Removes a key. A password is required, which proves that the user keeps a valid key.
 pub(super) fn remove(args: &KeyRemoveArgs, context: &Context) -> Result<Exit, Error> {
     let slot: SlotId = args.key.parse()?;
     context.open_repository()?;

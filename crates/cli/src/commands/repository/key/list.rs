@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Table};
 use crate::process::time;
 
-/// What `key list` answers.
+/// Report of `key list`.
 #[derive(Debug, Serialize)]
 struct Keys {
     keys: Vec<Key>,
@@ -70,7 +70,6 @@ impl Report for Keys {
     }
 }
 
-/// Lists the keys.
 pub(super) fn run(context: &Context) -> Result<Exit, Error> {
     let listing = list_keys(&context.location()?)?;
     let keys = listing.slots.iter().map(|slot| {

@@ -8,10 +8,10 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 
-/// What `key paper` answers.
+/// Report of `key paper`.
 #[derive(Serialize)]
 struct Printed {
-    /// The repository that it opens.
+    /// The repository that the key opens.
     id: String,
     location: String,
     paper_key: String,
@@ -31,7 +31,6 @@ impl Report for Printed {
     }
 }
 
-/// Prints the paper key.
 pub(super) fn run(context: &Context) -> Result<Exit, Error> {
     let repository = context.open_repository()?;
     context.report(&Printed {

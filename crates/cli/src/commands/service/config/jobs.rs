@@ -1,4 +1,4 @@
-//! What a holdfast.toml means for each job.
+//! Shows the jobs of a holdfast.toml.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,17 @@ use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::process::time;
 
-/// How many of its next times are shown of a job.
+/// Number of future run times that are shown for a job.
 const NEXT_COUNT: usize = 3;
 
-/// What `config show` answers of a holdfast.toml.
+/// Report of `config show` about a holdfast.toml.
 #[derive(Debug, Serialize)]
 struct JobsShown {
     file: String,
-    /// What holds for all jobs together.
+    /// Settings of the daemon itself.
     daemon: Vec<SettingDocument>,
     jobs: Vec<ConfiguredJob>,
-    /// What is hardly meant.
+    /// Settings that are probably mistakes.
     doubts: Vec<String>,
 }
 
@@ -32,9 +32,9 @@ struct ConfiguredJob {
     name: String,
     kind: &'static str,
     enabled: bool,
-    /// The command line that does it, as a shell takes it.
+    /// The command line of the job, quoted for a shell.
     command: String,
-    /// When it is due next, with the wait that it has on this host.
+    /// The next run times, including this host's delay.
     next: Vec<String>,
     #[serde(skip)]
     next_local: Vec<String>,
@@ -79,7 +79,6 @@ fn settings(settings: &[SettingDocument], page: &mut Page) {
     page.table(&table);
 }
 
-/// Shows.
 pub(super) fn show(path: PathBuf, shown: SettingsShown, context: &Context) -> Result<Exit, Error> {
     let file = path.display().to_string();
     let config = HoldfastFileArgs { config: Some(path) }.load(context)?;
@@ -122,7 +121,7 @@ fn documents(settings: &[ConfigSetting], shown: SettingsShown) -> Vec<SettingDoc
     settings.iter().filter(is_shown).map(document).collect()
 }
 
-/// A word as a shell takes it.
+/// A word, quoted for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {

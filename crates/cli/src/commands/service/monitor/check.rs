@@ -1,7 +1,7 @@
-//! `monitor snapshots`, `health` and `capacity`: checks as Nagios calls them.
+//! `monitor snapshots`, `health` and `capacity`: checks in the form that Nagios expects.
 //!
-//! Their callers read one line of standard output and the exit code, and nothing else. So each error is such a line, and
-//! unknown.
+//! Nagios reads only one line of standard output and the exit code. So errors are printed as such a line, with the
+//! state UNKNOWN.
 
 use holdfast_block::{error_messages, error_text};
 use holdfast_engine::MonitorRequest;
@@ -14,7 +14,7 @@ use crate::context::sanoid_file;
 use crate::exit::Exit;
 use crate::output::{Page, Report, printable};
 
-/// What a check answers.
+/// Report of a check.
 #[derive(Debug, Serialize)]
 struct MonitorChecked {
     #[serde(skip)]
@@ -38,7 +38,7 @@ impl Report for MonitorChecked {
     }
 }
 
-/// Checks.
+/// Runs a check.
 pub(super) fn run(
     command: &'static str,
     args: &WatchArgs,
@@ -56,7 +56,7 @@ pub(super) fn run(
     })
 }
 
-/// The line of a check that did not even begin, since its command line makes no sense.
+/// The line for a check with an invalid command line.
 pub fn unknown_line(reason: &str) -> String {
     format!("{}\n", printable(&Check::unknown(reason).line))
 }

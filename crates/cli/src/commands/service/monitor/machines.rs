@@ -1,4 +1,4 @@
-//! `monitor machines`: whether machines have a fresh snapshot in a repository.
+//! `monitor machines`: checks whether machines have a recent snapshot in a repository.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ impl Verb for MonitorMachinesArgs {
     }
 }
 
-/// What it answers.
+/// Report of `monitor machines`.
 #[derive(Debug, Serialize)]
 struct MachinesChecked {
     line: String,
@@ -55,17 +55,17 @@ struct MachinesChecked {
 #[derive(Debug, Serialize)]
 struct MonitoredMachine {
     machine: String,
-    /// When its newest snapshot is of; null where there is none.
+    /// The time of its newest snapshot; null if there is none.
     newest: Option<String>,
     is_fresh: bool,
-    /// How many machines have this name.
+    /// Number of machines with this name.
     machine_count: usize,
 }
 
 /// The machines of one name.
 #[derive(Debug, Default)]
 struct OfName {
-    /// The newest snapshot of each.
+    /// The newest snapshot of each machine.
     newest: Vec<Timestamp>,
 }
 
@@ -83,7 +83,6 @@ impl Report for MachinesChecked {
     }
 }
 
-/// Checks.
 fn run(args: &MonitorMachinesArgs, context: &Context) -> Exit {
     let checked = check(args, context).unwrap_or_else(|error| MachinesChecked {
         line: format!("{}: {}", Level::Unknown.word(), error_text(&error)),
@@ -136,7 +135,7 @@ fn check(args: &MonitorMachinesArgs, context: &Context) -> Result<MachinesChecke
     })
 }
 
-/// The same, when there are snapshots of the future, which count for nothing.
+/// Adds a warning about snapshots with a time in the future, which are ignored.
 fn with_future(checked: MachinesChecked, future: &[(&str, Timestamp)]) -> MachinesChecked {
     let Some((machine, time)) = future.first() else {
         return checked;
@@ -151,12 +150,12 @@ fn with_future(checked: MachinesChecked, future: &[(&str, Timestamp)]) -> Machin
     )
 }
 
-/// The same, when snapshots were lost.
+/// Adds the loss of snapshots.
 fn with_loss(checked: MachinesChecked, first: &str, count: usize) -> MachinesChecked {
     warned(checked, &format!("{count} snapshots are lost: {first}"))
 }
 
-/// The same, and at least a warning.
+/// Raises the level to at least a warning.
 fn warned(checked: MachinesChecked, warning: &str) -> MachinesChecked {
     let level = match checked.level {
         Level::Ok => Level::Warning,
@@ -170,7 +169,7 @@ fn warned(checked: MachinesChecked, warning: &str) -> MachinesChecked {
     }
 }
 
-/// Names that the command line selects. A name without a pattern is checked whether or not it has snapshots.
+/// Names that the command line selects. A name without a wildcard is checked even if it has no snapshots.
 fn names_to_check(args: &MonitorMachinesArgs, newest: &BTreeMap<String, OfName>) -> Vec<String> {
     let is_excluded = |name: &str| args.exclude_machine.iter().any(|glob| glob.matches(name));
     let is_meant = |name: &str| args.machines.is_empty() || args.machines.iter().any(|glob| glob.matches(name));
@@ -191,7 +190,7 @@ fn names_to_check(args: &MonitorMachinesArgs, newest: &BTreeMap<String, OfName>)
     names
 }
 
-/// What to say of machines whose newest snapshots are of these times.
+/// The result for machines with these newest snapshots.
 fn judge(
     args: &MonitorMachinesArgs,
     newest: &BTreeMap<String, OfName>,
@@ -248,7 +247,8 @@ fn judge(
     }
 }
 
-/// What to say of a name that several machines have: the newest snapshot hides one that is not backed up any more.
+/// The warning for a name that several machines have: the newest snapshot of one hides that another is not backed
+/// up any more.
 fn said_of_shared(machine: &MonitoredMachine, newest: &BTreeMap<String, OfName>, oldest: Timestamp) -> String {
     let times = newest.get(&machine.machine).map_or(&[][..], |of_name| &of_name.newest);
     let old: Vec<String> = times

@@ -1,4 +1,5 @@
-//! `monitor metrics`: figures for Prometheus, printed or in a file for node_exporter's textfile collector.
+//! `monitor metrics`: metrics for Prometheus, printed or written to a file for node_exporter's textfile
+//! collector.
 
 mod jobs;
 mod repository;
@@ -64,15 +65,15 @@ impl Verb for MetricsArgs {
     }
 }
 
-/// The collector is another user than root, and there are no secrets in it.
+/// The collector runs as another user than root; the file contains no secrets.
 const FILE_MODE: u32 = 0o644;
 
-/// What `monitor metrics` answers.
+/// Report of `monitor metrics`.
 #[derive(Debug, Serialize)]
 struct Measured {
     output: Option<String>,
     metrics: Vec<Metric>,
-    /// Whether something could not be found out.
+    /// Whether some values could not be determined.
     #[serde(skip)]
     is_unknown: bool,
 }
@@ -93,7 +94,6 @@ impl Report for Measured {
     }
 }
 
-/// Measures.
 fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
     let sources = Sources::of(args, context);
     let now = time::now();
@@ -120,7 +120,7 @@ fn run(args: &MetricsArgs, context: &Context) -> Result<Exit, Error> {
     })
 }
 
-/// What there is to measure.
+/// The sources of metrics.
 #[derive(Debug, Clone, Copy)]
 struct Sources {
     has_policy: bool,
@@ -129,8 +129,8 @@ struct Sources {
 }
 
 impl Sources {
-    /// What the command line names; where it names nothing, all that is at the usual places. Where nothing is there either, the policy,
-    /// which says that its file is missing.
+    /// The sources that the command line names; without any, all that exist at the default paths; without those either,
+    /// the policy, whose error names the missing file.
     fn of(args: &MetricsArgs, context: &Context) -> Self {
         let named = Self {
             has_policy: args.file.is_some(),
@@ -150,7 +150,7 @@ impl Sources {
     }
 }
 
-/// Measures what a policy is about; and whether something could not be found out.
+/// Metrics of a policy, and whether some values could not be determined.
 fn of_policy(args: &MetricsArgs, context: &Context) -> Result<(Vec<Metric>, bool), Error> {
     let config = sanoid_file::parse(&SanoidFileArgs {
         file: args.file.clone().unwrap_or_else(|| sanoid_file::SANOID_CONF.into()),
@@ -166,7 +166,7 @@ fn of_policy(args: &MetricsArgs, context: &Context) -> Result<(Vec<Metric>, bool
     Ok((metrics(&report, request.now), is_unknown))
 }
 
-/// Puts a text in the place of a file: its readers find the old one or the new one, complete. It need not outlive a power cut.
+/// Replaces a file atomically: readers get the old or the new text. It need not survive a power failure.
 fn replace(path: &Path, text: &str) -> Result<(), Error> {
     let failed = |source| Error::File {
         action: "write",
@@ -176,7 +176,7 @@ fn replace(path: &Path, text: &str) -> Result<(), Error> {
     let name = path
         .file_name()
         .ok_or_else(|| failed(std::io::ErrorKind::IsADirectory.into()))?;
-    // The collector reads what ends in .prom.
+    // The collector reads files that end in .prom.
     let partial = format!(".{}.{:08x}.partial", name.to_string_lossy(), runs::new_run()?);
     let partial = path.with_file_name(partial);
     let mut options = File::options();
@@ -284,7 +284,7 @@ fn of_snapshots(datasets: &[DatasetFigures], now: Timestamp) -> [Metric; 4] {
     [count, newest, age, used]
 }
 
-/// States that are exported with the value 0 as well, so that an alert finds the series from the start.
+/// States that are exported with the value 0 as well, so that alerts find the series from the start.
 const STATES: [&str; 6] = ["ONLINE", "DEGRADED", "FAULTED", "OFFLINE", "REMOVED", "UNAVAIL"];
 
 fn of_pools(pools: &[PoolFigures]) -> [Metric; 5] {

@@ -5,7 +5,8 @@
 //! image (`Plain`). Each has a GUID, which is also the name of a snapshot, except for the top, which the machine
 //! writes to. Only the descriptor has the GUID and the parent of a delta: the header of the file has neither.
 //!
-//! Specification: QEMU's `docs/interop/prl-xml.rst`; where it is silent, `lib/xml.c` of OpenVZ's ploop counts.
+//! Specification: QEMU's `docs/interop/prl-xml.rst`; for anything that it leaves open, `lib/xml.c` of OpenVZ's
+//! ploop.
 //!
 //! ```xml
 //! <Parallels_disk_image Version="1.0">
@@ -38,7 +39,7 @@ pub(crate) use file::load_from;
 
 /// File name of the descriptor in its folder.
 pub(crate) const FILE_NAME: &str = "DiskDescriptor.xml";
-/// A disk with a thousand deltas needs a quarter of that.
+/// Four times the size of a descriptor with a thousand deltas.
 pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
 /// Limit of the deltas of a disk, with all branches. ploop creates at most 128.
 const DELTA_COUNT_MAX: usize = 1024;
@@ -64,7 +65,7 @@ impl DiskDescriptor {
     pub const TOP: ImageId = ImageId([
         0x5f, 0xba, 0xab, 0xe3, 0x69, 0x58, 0x40, 0xff, 0x92, 0xa7, 0x86, 0x0e, 0x32, 0x9a, 0xab, 0x41,
     ]);
-    /// The GUID that backup programs give to a delta of their own; it is never the top.
+    /// The GUID that backup programs use for their own delta; it is never the top.
     pub const BACKUP: ImageId = ImageId([
         0x70, 0x47, 0x18, 0xe1, 0x23, 0x14, 0x44, 0xc8, 0x90, 0x87, 0xd7, 0x8e, 0xd3, 0x6b, 0x0f, 0x4e,
     ]);

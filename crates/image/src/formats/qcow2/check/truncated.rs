@@ -23,7 +23,7 @@ use crate::{ProblemKind, Result};
 /// the last sector of a consistent image touches a few.
 const DECOMPRESSED_BYTES_MAX: u64 = 256 << 20;
 
-/// What is missing because the file is too short.
+/// Data that is missing because the file is too short.
 #[derive(Default)]
 pub(in crate::formats::qcow2) struct TruncatedContent {
     /// The length that the file needs at least; 0 if no uncompressed data is missing.

@@ -109,7 +109,7 @@ impl<R: Read> GrainScanner<R> {
             if kind == FOOTER {
                 self.read_footer()?;
             }
-            // Skip tables, which matter to files only, and progress markers.
+            // Skip tables, which are needed only in files, and progress markers.
             self.source.skip_to(start + length, "table of grains")?;
         }
     }

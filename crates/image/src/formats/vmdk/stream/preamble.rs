@@ -15,7 +15,7 @@ use crate::{ImageId, Result};
 /// Limit of the directory in memory: with tables of the usual size, that of a disk of 128 TiB.
 const DIRECTORY_BYTES_MAX: u64 = 16 << 20;
 
-/// What is known of a stream before its first grain.
+/// Information about a stream that precedes its first grain.
 pub(super) struct Preamble {
     pub(super) extent: SparseExtent,
     pub(super) size_bytes: u64,
@@ -41,7 +41,7 @@ impl Preamble {
             0 => None,
             _ => Some(count_grains(source, &extent)?),
         };
-        // A header may leave it empty.
+        // The header may leave it empty.
         let start = extent.overhead.max(source.at).next_multiple_of(SECTOR_BYTES);
         source.skip_to(start, "header")?;
         Ok(Self {

@@ -77,8 +77,8 @@ impl<R: Read> StreamReader<R> {
         })
     }
 
-    /// Reads ahead some MiB for each thread, and decompresses on so many threads. By default nothing is read in
-    /// advance.
+    /// Reads ahead some MiB for each thread, and decompresses on this many threads. By default nothing is read
+    /// in advance.
     #[must_use]
     pub fn with_threads(mut self, threads: NonZero<usize>) -> Self {
         self.threads = threads.get();

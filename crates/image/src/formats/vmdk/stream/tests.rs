@@ -226,7 +226,7 @@ fn images_that_need_seeking_are_refused() {
     assert!(error.to_string().contains("a parent"), "{error}");
 }
 
-/// A read error is not taken for the end.
+/// A read error must not be treated as the end.
 #[test]
 fn read_error_is_reported() {
     struct Failing<'a>(&'a [u8]);

@@ -60,8 +60,8 @@ pub struct StreamReport {
 /// TiB of the disk, which may have 64.
 ///
 /// # Errors
-/// [`Error::InvalidOption`] for options or a size that VMDK does not support. After any other error, the output is no
-/// valid VMDK: it has no end.
+/// [`Error::InvalidOption`] for options or a size that VMDK does not support. After any other error, the
+/// output is not a valid VMDK: it has no end.
 pub fn write_stream_optimized(
     device: &dyn BlockDevice,
     sink: &mut dyn Write,

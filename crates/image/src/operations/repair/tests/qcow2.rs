@@ -75,7 +75,8 @@ fn other_entries(image: &[u8], at: &Places, step: usize) -> Vec<usize> {
         .collect()
 }
 
-/// A repair counted two references, accepted that, and freed the cluster without references, which had the data.
+/// A repair counted two references, stored that refcount, and freed the unreferenced cluster, which contained
+/// the data.
 #[test]
 fn qcow2_shared_clusters_are_copied_in_mode_all_only() {
     for (bits, extended_l2) in [(1, false), (16, false), (16, true)] {
@@ -217,7 +218,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
     ] {
         let broken = damaged(&image, |image| put(image, at.entry, &entry.to_be_bytes()));
         if name == "in the l1 table" {
-            // A write goes to another cluster now.
+            // A write now uses another cluster.
             let (actions, report) = survive(name, Format::Qcow2, &broken, RepairMode::Safe);
             assert_eq!(names(&actions), ["refcounts", "copied-flags"], "{name}");
             assert!(report.corruption_count > 0, "{name}");

@@ -390,7 +390,7 @@ pub(super) fn damaged(image: &[u8], damage: impl FnOnce(&mut Vec<u8>)) -> Vec<u8
     image
 }
 
-/// Repairs without comparing the content: what was absent and is restored reads differently.
+/// Repairs without comparing the content: restored ranges that were absent before read differently.
 pub(super) fn repair(format: Format, damaged: &[u8], mode: RepairMode) -> (Vec<RepairAction>, CheckReport) {
     let file = memory(damaged.to_vec());
     let plan = Repair::plan(target(format, &file).unwrap(), mode).unwrap();

@@ -15,13 +15,13 @@ use crate::store::Store;
 /// Bytes of plaintext before the entries.
 const COUNTS_LENGTH: usize = 16;
 
-/// Seals `plaintext` as the object of `segment`; none where it is shorter than its counts.
+/// Seals `plaintext` as the object of `segment`; `None` if it is shorter than its counts.
 pub(crate) fn forge(keys: &SegmentKeys, segment: SegmentId, plaintext: &[u8]) -> Option<Vec<u8>> {
     let key = keys.key(segment);
     let (counts, body) = plaintext.split_first_chunk::<COUNTS_LENGTH>()?;
     let entries = u64::from_le_bytes(counts[..8].try_into().expect("eight bytes"));
     let packs = u32::from_le_bytes(counts[8..12].try_into().expect("four bytes"));
-    // Counts of more than there is make sections that are too short, as they may be in a file.
+    // Counts that exceed the data result in sections that are too short, as may occur in a file.
     let at_most = |length: u64, bytes: &[u8]| holdfast_block::to_usize(length.min(bytes.len() as u64));
     let (pages, rest) = body.split_at(at_most(entries.saturating_mul(ENTRY_LENGTH as u64), body));
     let (packs, fences) = rest.split_at(at_most(u64::from(packs) * PACK_ENTRY_LENGTH as u64, rest));

@@ -1,4 +1,4 @@
-//! Metrics of the jobs of a holdfast.toml, from what the scheduler keeps of each and from the journal of runs.
+//! Metrics of the jobs of a holdfast.toml, from the scheduler's records and the journal of runs.
 
 use std::time::Duration;
 
@@ -13,17 +13,17 @@ use crate::context::holdfast_file::{HoldfastFileArgs, StateFileArgs};
 use crate::errors::Error;
 use crate::output::prometheus::{Metric, MetricValue};
 
-/// What is known of a job.
+/// The known data of a job.
 struct JobFigures<'a> {
     job: &'a Job,
     record: JobRecord,
     next: Option<Timestamp>,
-    /// Its last run that has ended.
+    /// Its last completed run.
     last: Option<&'a RunEntry>,
     last_success: Option<&'a RunEntry>,
 }
 
-/// Measures all jobs.
+/// Metrics of all jobs.
 pub(super) fn of_jobs(
     file: &HoldfastFileArgs,
     state: &StateFileArgs,

@@ -1,4 +1,4 @@
-//! Metrics of a repository and of the machines in it. No disk is read: the snapshots and the list of objects are enough.
+//! Metrics of a repository and its machines, from the snapshots and the list of objects; disk data is not read.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ struct MachineFigures<'a> {
     snapshot_count: u64,
 }
 
-/// Measures the repository that the command line, the environment or the configuration names.
+/// Metrics of the repository that the command line, the environment or the configuration names.
 pub(super) fn of_repository(context: &Context) -> Result<Vec<Metric>, Error> {
     let repository = context.open_repository()?;
     let path = context.repository()?.display().to_string();
