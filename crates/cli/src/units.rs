@@ -47,7 +47,7 @@ pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A number of things: `1,234,567`.
+/// A count: `1,234,567`.
 pub fn count(count: u64) -> String {
     let digits = count.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -96,7 +96,7 @@ pub enum SizeError {
         /// The text as given.
         text: String,
     },
-    /// The unit is not known.
+    /// The unit is unknown.
     #[error("{unit:?} is no unit of size; use B, K, M, G, T, P or E (powers of 1024; KiB, MiB... are the same)")]
     Unit {
         /// The text after the number.

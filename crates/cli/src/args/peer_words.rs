@@ -1,4 +1,4 @@
-//! Commands of other programs, and what does the same here.
+//! Commands of other programs, and the corresponding Holdfast commands.
 
 /// Commands of restic, Borg, Proxmox Backup Server, ZFS, sanoid and virsh, and what to type instead.
 const PEER_WORDS: &[(&str, &str)] = &[

@@ -1,4 +1,4 @@
-//! What to keep: the options of `prune`.
+//! The retention options of `prune`.
 
 use holdfast_policy::{Policy, Span};
 

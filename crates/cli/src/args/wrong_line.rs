@@ -24,7 +24,7 @@ impl CommandLine {
         Error::usage(format!("unknown command '{full}'"), hint)
     }
 
-    /// The error of a command line that clap cannot read.
+    /// The error of a command line that clap rejects.
     pub fn error(&self, error: &clap::Error, words: &[OsString]) -> Error {
         let path = self.typed_path(words);
         let help = format!("'{}'", joined("holdfast help", &path));

@@ -13,7 +13,7 @@ pub enum Kind {
     Password,
     /// A machine, disk or snapshot cannot have this name.
     BadName,
-    /// There is nothing of that name.
+    /// Nothing has this name.
     NotFound,
     /// More than one snapshot matches.
     Ambiguous,

@@ -47,7 +47,7 @@ pub enum Error {
         /// The verb.
         command: &'static str,
     },
-    /// There is no password.
+    /// No password is available.
     #[error(transparent)]
     Password(#[from] PasswordError),
     /// The name of a machine, disk or snapshot is invalid.
@@ -116,7 +116,7 @@ pub enum Error {
     /// Standard input cannot be used.
     #[error("look at standard input")]
     Stdin(#[source] std::io::Error),
-    /// The answer has no JSON form.
+    /// The report cannot be converted to JSON.
     #[error("write the answer as JSON")]
     Json(#[source] serde_json::Error),
     /// The signal handlers cannot be installed.

@@ -18,8 +18,9 @@ pub(crate) use host::{Access, HostFile, directory_of};
 pub(crate) use staged::Staged;
 pub(crate) use unwritten::UnwrittenFile;
 
+/// A file that stores an image.
 ///
-/// Implementers must
+/// Implementations must
 /// - return zeroes for bytes past the end of the file, never a short read;
 /// - grow the file on a write past its end, with zeroes in the gap;
 /// - make everything written before a [`sync`](Self::sync) began durable before it returns.

@@ -63,8 +63,8 @@ impl Repository {
         is_removed && has_others
     }
 
-    /// Records that a snapshot was never committed. The mark is put in the snapshot's place, so it fails if
-    /// the snapshot was committed after all.
+    /// Records that a snapshot was never committed. The mark uses the snapshot's object name: if that name is taken,
+    /// the snapshot was committed after all, and nothing is recorded.
     fn record_unfinished(&self, lease: &Lease<'_>, snapshot: SnapshotId, copy: PackId) -> Result<()> {
         let put = with_room(&self.vault, || lease::revoke(&self.vault, &lease.record))?;
         if put == Put::AlreadyExists && !lease::is_revoked(&self.vault, &lease.record)? {

@@ -1,4 +1,4 @@
-//! `holdfast diff`: what changed between two snapshots.
+//! `holdfast diff`: shows the changes between two snapshots.
 
 use holdfast_engine::{DiffReport, DiffRequest, SnapshotName, diff};
 use serde::Serialize;
@@ -11,7 +11,7 @@ use crate::exit::Exit;
 use crate::output::{Column, Format, Page, Report, Table};
 use crate::units;
 
-/// Ranges of each disk that a document lists.
+/// Maximum number of ranges of each disk in a document.
 const RANGE_COUNT_MAX: usize = 100_000;
 
 /// Arguments of `diff`.

@@ -46,7 +46,7 @@ const READY: &str = "ready";
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// Log file of the server, in the folder of the restore.
 const LOG: &str = "server.log";
-/// Bytes of the line with the key, at most.
+/// Maximum bytes of the line with the key.
 const LINE_BYTES_MAX: u64 = 1 << 10;
 
 fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {

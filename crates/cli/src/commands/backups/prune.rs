@@ -81,7 +81,7 @@ struct DecisionDocument {
     time: String,
     #[serde(skip)]
     time_local: String,
-    /// Whether it stays.
+    /// Whether it is kept.
     keep: bool,
     reasons: Vec<String>,
 }

@@ -229,7 +229,7 @@ impl FoundGuests<'_> {
                 Err(error) => {
                     let reason = error_text(&error);
                     let message = format!("no machine is frozen for this: {reason}");
-                    // If the user gives the address of libvirt, a failure to connect is an error.
+                    // If the user gives the address of libvirt, machines are expected there, so a failure is a warning.
                     if self.args.connect.is_some() {
                         self.context.console().warning(&message);
                     } else {

@@ -93,8 +93,8 @@ fn folder(path: &Path) -> Result<PathBuf, Error> {
     path.canonicalize().map_err(failed)
 }
 
-/// Returns an error for a snapshot of a repository, which users of other programs may expect to mount; the
-/// hint says how to read it.
+/// Returns an error for a snapshot of a repository. Other backup programs can mount those, so the hint says how to
+/// read it instead.
 fn refuse_of_repository(word: &OsStr, context: &Context) -> Result<(), Error> {
     let text = word.to_string_lossy();
     let kind = match (context.is_repository_named(), text.contains('@')) {

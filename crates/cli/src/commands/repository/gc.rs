@@ -68,7 +68,7 @@ impl Verb for GcArgs {
 struct Collected {
     dry_run: bool,
     plan: PlanDocument,
-    /// Losses that were accepted now.
+    /// Losses accepted by this run.
     accepted: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     done: Option<DoneDocument>,

@@ -89,7 +89,7 @@ impl Verb for RunArgs {
 #[derive(Debug, Serialize)]
 struct Ran {
     runs: Vec<RunDocument>,
-    /// Jobs that are running already, or that wait for other jobs.
+    /// Jobs that were not started because they, or jobs that exclude them, are already running.
     busy: Vec<String>,
     #[serde(skip)]
     exit: Exit,

@@ -16,7 +16,7 @@
 //! The key of a segment is derived from the repository's index key and the segment's identity; nonces: byte 0 is 1 for
 //! pages, 2 for packs, 3 for fences, 4 for tables; bytes 4 to 11 the number of the page, or of the pack.
 //!
-//! Version 1, which is only read, has no tables, only the ids of packs, and 21 bits for the offset: the rest is one bit lower.
+//! Version 1 has no tables, only ids of packs; its offsets have 21 bits, the other fields are one bit lower. Only read.
 
 #[cfg(feature = "hostile")]
 pub(crate) mod forged;
@@ -46,7 +46,7 @@ const ENTRY_LENGTH: usize = PREFIX_LENGTH + 4 + 8;
 const PAGE_ENTRY_COUNT: usize = 128;
 const SEALED_PAGE_LENGTH: usize = PAGE_ENTRY_COUNT * ENTRY_LENGTH + TAG_LENGTH;
 const LENGTH_BITS: u32 = 21;
-/// Maximum number of packs in a segment: limits, with the object's length, the memory that a malicious trailer can claim.
+/// Maximum number of packs in a segment; with the object's length it limits what a malicious trailer can allocate.
 const PACK_COUNT_MAX: u32 = 1 << 24;
 
 const _: () = assert!(1 << offset_bits(FORMAT_VERSION) >= crate::format::codec::FRAME_BYTES_MAX);

@@ -85,7 +85,7 @@ impl MachineBackupArgs {
         }
     }
 
-    /// The options that were given, for an error about them.
+    /// The options that were given, for error messages.
     pub(super) fn given(&self) -> Option<&'static str> {
         let given = [
             (self.all, "--all"),

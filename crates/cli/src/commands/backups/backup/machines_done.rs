@@ -122,7 +122,7 @@ impl DiskDone {
     }
 }
 
-/// A disk, or a machine, that was left out.
+/// A disk or a machine that was excluded.
 #[derive(Debug, Serialize)]
 pub(super) struct LeftOut {
     pub(super) name: String,

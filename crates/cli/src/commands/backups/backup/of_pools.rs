@@ -76,7 +76,7 @@ impl From<ReadHow> for XenTransfer {
 }
 
 impl PoolBackupArgs {
-    /// The options that were given, for an error about them.
+    /// The options that were given, for error messages.
     pub(super) fn given(&self) -> Option<&'static str> {
         let own = [
             (self.read.is_some(), "--pool-read"),

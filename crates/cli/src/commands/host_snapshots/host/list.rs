@@ -109,7 +109,7 @@ struct HostSnapshotDocument {
     hold_count: u64,
     /// The program that created it; null if that is not recorded.
     program: Option<String>,
-    /// "file system", "crash" or "shut off"; of the disks alone.
+    /// "file system", "crash" or "shut off", for the disks only.
     consistency: Option<String>,
     /// Common to all host snapshots of the same point in time; null if not recorded.
     set: Option<String>,

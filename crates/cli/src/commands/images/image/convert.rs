@@ -260,7 +260,7 @@ fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     context.report(&Converted::new(&report, &request))
 }
 
-/// Shows what would be done.
+/// Prints the plan.
 fn plan(
     source: ConvertSource<'_>,
     request: &ConvertRequest,

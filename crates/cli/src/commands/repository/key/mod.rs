@@ -1,4 +1,4 @@
-//! `holdfast key`: the keys that open the repository.
+//! `holdfast key`: manages the keys that open the repository.
 
 mod change;
 mod list;

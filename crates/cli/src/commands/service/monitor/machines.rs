@@ -62,7 +62,7 @@ struct MonitoredMachine {
     machine_count: usize,
 }
 
-/// The machines of one name.
+/// The machines with one name.
 #[derive(Debug, Default)]
 struct OfName {
     /// The newest snapshot of each machine.
