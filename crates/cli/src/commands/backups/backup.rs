@@ -49,11 +49,13 @@ use crate::units;
 pub(crate) struct BackupArgs {
     /// Machines, by name or pattern ('web*'), as tag:TAG, qmp:SOCKET, vbox:NAME or xen://HOST/NAME; or the disk images of one machine
     ///
-    /// Machines of libvirt are named, matched by a pattern ('web*'), or chosen by a tag in their metadata (tag:TAG). qmp:SOCKET is the monitor of
-    /// a QEMU without libvirt. vbox:NAME, vbox:UUID and vbox:FILE.vbox are machines of VirtualBox. xen://HOST/NAME, xen://USER@HOST/'web*' and
-    /// xen://HOST (all) are machines of a XenServer or XCP-ng pool.
+    /// Machines of libvirt are named, matched by a pattern ('web*'), or chosen by a tag in their metadata
+    /// (tag:TAG). qmp:SOCKET is the monitor of a QEMU without libvirt. vbox:NAME, vbox:UUID and vbox:FILE.vbox
+    /// are machines of VirtualBox. xen://HOST/NAME, xen://USER@HOST/'web*' and xen://HOST (all) are machines of a
+    /// XenServer or XCP-ng pool.
     ///
-    /// Disk images and block devices have a `/` in their names, or exist in the current folder. NAME=IMAGE names the disk; `-` is standard input.
+    /// Disk images and block devices have a `/` in their names, or exist in the current folder. NAME=IMAGE names
+    /// the disk; `-` is standard input.
     #[arg(value_name = "SOURCE")]
     sources: Vec<OsString>,
     /// Name of the machine in the repository [default: the machine's own name, or the name of the first image]

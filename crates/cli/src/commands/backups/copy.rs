@@ -78,7 +78,7 @@ impl Verb for CopyArgs {
             line: "holdfast copy -r /offsite/vms --to /backup/vms --machine web1 --again",
         },
         Example {
-            wish: "See what is where, and how far behind",
+            wish: "Compare both sides, and see how far the target is behind",
             line: "holdfast copy -r /backup/vms --to /offsite/vms --status",
         },
     ];

@@ -35,7 +35,7 @@ pub(crate) struct MachinesArgs {
 impl Verb for MachinesArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See all machines, and what a backup would take of them",
+            wish: "See all machines, and what a backup would read of them",
             line: "holdfast machines",
         },
         Example {

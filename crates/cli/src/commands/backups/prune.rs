@@ -44,7 +44,7 @@ impl Verb for PruneArgs {
             line: "holdfast prune --simulate --days 90 --every hourly --keep-hourly 24 --keep-daily 14 --keep-weekly 8",
         },
         Example {
-            wish: "See what would go, and why the rest stays",
+            wish: "See which snapshots would be removed, and why the others stay",
             line: "holdfast prune -r /backup/vms --keep-daily 7 --keep-weekly 4 --keep-monthly 12 --dry-run",
         },
         Example {

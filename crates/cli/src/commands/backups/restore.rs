@@ -39,7 +39,8 @@ pub(crate) struct RestoreArgs {
     /// Replace an existing file, or overwrite a block device
     #[arg(long)]
     force: bool,
-    /// Format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by the name of a new file, by the content of an existing one]
+    /// Format of the target (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by the name of a new file, by
+    /// the content of an existing one]
     #[arg(long, value_name = "FORMAT", value_parser = crate::args::parse_format)]
     format: Option<Format>,
     /// Read the snapshot and the target, show what would be written and defined; change nothing

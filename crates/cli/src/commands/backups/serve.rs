@@ -84,7 +84,7 @@ impl Verb for NbdArgs {
             line: "holdfast serve nbd -r /backup/vms web1 --socket /run/web1.sock",
         },
         Example {
-            wish: "Boot from it, and throw away what the machine writes",
+            wish: "Boot from it, and discard what the machine writes",
             line: "holdfast serve nbd -r /backup/vms web1:vda --socket /run/web1.sock --writable",
         },
     ];

@@ -31,13 +31,13 @@ pub(crate) struct WatchdogArgs {
     /// The socket of the guest's agent, where the hypervisor is a QEMU's own monitor
     #[arg(long, value_name = "SOCKET")]
     agent: Option<PathBuf>,
-    /// What snapshots of the machine are listed under
+    /// The name under which snapshots of the machine are listed
     #[arg(long, value_name = "NAME", default_value = "")]
     listed: String,
     /// The machine's UUID
     #[arg(long, value_name = "UUID", default_value = "")]
     uuid: String,
-    /// A program that is called for what a dead backup owes it
+    /// A program to call on behalf of a backup that died
     #[arg(long = "hook", value_name = "FILE")]
     hooks: Vec<PathBuf>,
     /// How long each call may take

@@ -35,8 +35,9 @@ use crate::units;
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
-    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or xen://POOL[/NAME]; or datasets; all
-    /// machines of libvirt and VirtualBox, and what configurations name, where none is named
+    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or
+    /// xen://POOL[/NAME]; or datasets [default: all machines of libvirt and VirtualBox, and all that
+    /// configurations name]
     #[arg(value_name = "MACHINE|DATASET")]
     targets: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system

@@ -79,7 +79,7 @@ pub(crate) struct CloneArgs {
 impl Verb for CloneArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Try an update on a machine like this one, which takes no room and is there at once",
+            wish: "Try an update on a clone, which is made at once and uses no space at first",
             line: "holdfast clone web1 web1-trial --start",
         },
         Example {
@@ -87,7 +87,7 @@ impl Verb for CloneArgs {
             line: "holdfast clone web1@before-update web1-old --dry-run",
         },
         Example {
-            wish: "Twenty disks of one, which take no room until they are written to",
+            wish: "Make twenty clones of a disk, which use no space until they are written to",
             line: "holdfast clone debian.qcow2 --count 20 --name-template 'lab/web{n:02}.qcow2'",
         },
     ];

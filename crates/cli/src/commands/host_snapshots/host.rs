@@ -48,7 +48,7 @@ verbs! {
 impl Verb for HostArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See which datasets there are, and what they take",
+            wish: "See the datasets, and their sizes",
             line: "holdfast host datasets",
         },
         Example {

@@ -23,15 +23,15 @@ use far::{Far, Word};
 /// Arguments of `replicate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ReplicateArgs {
-    /// What is sent: a dataset of ZFS or a subvolume of btrfs, here or on another host: tank/vm, root@web:tank/vm, /srv/vms
+    /// The ZFS dataset or btrfs subvolume to send, on this or another host: tank/vm, root@web:tank/vm, /srv/vms
     #[arg(value_name = "[[USER@]HOST:]SOURCE")]
     source: String,
-    /// Where it goes; made where it is not there
+    /// The dataset to receive into; created if it does not exist
     #[arg(value_name = "[[USER@]HOST:]TARGET")]
     target: String,
     #[command(flatten)]
     chosen: ChosenArgs,
-    /// Show what is where, and how far behind; send nothing
+    /// Show how far the target is behind; send nothing
     #[arg(long, conflicts_with = "dry_run")]
     status: bool,
     /// Show what would be sent; send nothing
@@ -50,7 +50,7 @@ struct ChosenArgs {
     /// Only snapshots of such names: 'autosnap_*_daily'; several times for several
     #[arg(long, value_name = "GLOB")]
     snapshots: Vec<String>,
-    /// Of what is new only the newest snapshot, not those in between
+    /// Send only the newest snapshot, without those in between
     #[arg(long)]
     newest: bool,
 }
@@ -61,13 +61,13 @@ struct LinkArgs {
     /// Bytes each second that go over the link, at most: 50M
     #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     bwlimit: Option<NonZeroU64>,
-    /// Whether to compress on the way to another host: where the link is slower than that, always, or never
+    /// When to compress on the way to another host: if the link is slower than the compression, always, or never
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = Compress::Auto)]
     compress: Compress,
-    /// Send what is encrypted as it is, so that the target never learns the key (the rule, where the source is encrypted)
+    /// Send encrypted data as it is stored, so that the target never gets the key (the default if the source is encrypted)
     #[arg(long, conflicts_with = "no_raw")]
     raw: bool,
-    /// Send what is encrypted in plain text
+    /// Send encrypted data decrypted
     #[arg(long)]
     no_raw: bool,
     /// An option for ssh, as in its -o: Port=2222; several times for several
@@ -93,7 +93,7 @@ impl Verb for ReplicateArgs {
             line: "holdfast replicate root@web:tank/vm tank/backup/web/vm",
         },
         Example {
-            wish: "See what is where, and how far behind",
+            wish: "Compare both sides, and see how far the target is behind",
             line: "holdfast replicate --status --recursive tank/vm root@backup:tank/backup/web/vm",
         },
         Example {

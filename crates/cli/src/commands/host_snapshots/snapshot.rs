@@ -29,7 +29,8 @@ use crate::units;
 /// Arguments of `snapshot`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SnapshotArgs {
-    /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs subvolume, lvm:GROUP/VOLUME, reflink:FOLDER
+    /// A machine (web1, 'web*', tag:TAG, qmp:SOCKET), or a dataset: tank/vm of ZFS, the folder of a btrfs
+    /// subvolume, lvm:GROUP/VOLUME, reflink:FOLDER
     #[arg(value_name = "MACHINE|DATASET", required = true)]
     targets: Vec<OsString>,
     /// Name of the snapshots [default: holdfast_TIME, holdfast_MACHINE_TIME for machines]

@@ -47,7 +47,9 @@ pub(crate) struct ExportArgs {
     /// The archive or folder to create, `-` for standard output, or a XenServer or XCP-ng pool: xen://HOST, xen://HOST/STORAGE
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a VirtualBox folder with settings and VDI images, dir for a folder with images and a libvirt configuration [default: by the target's name]
+    /// What to make: xva for XenServer and XCP-ng, ova for VMware and VirtualBox, vma for Proxmox, vbox for a
+    /// VirtualBox folder with settings and VDI images, dir for a folder with images and a libvirt configuration
+    /// [default: by the target's name]
     #[arg(long = "format", value_name = "FORMAT", value_enum)]
     format: Option<ExportKind>,
     #[command(flatten)]

@@ -60,7 +60,7 @@ impl FileArgs {
 struct ConfigShowArgs {
     #[command(flatten)]
     file: FileArgs,
-    /// Of a sanoid.conf: a dataset that is there, beside those that have a section; may be repeated
+    /// For a sanoid.conf: also show this existing dataset; may be repeated
     #[arg(short, long = "dataset", value_name = "DATASET")]
     datasets: Vec<String>,
     /// Also show settings with their default values

@@ -22,10 +22,10 @@ pub(super) struct HostCloneArgs {
     /// The host snapshot, by its full name: tank/vm@NAME, btrfs:/srv/vms@NAME, lvm:vg0/web1@NAME
     #[arg(value_name = "DATASET@NAME")]
     snapshot: OsString,
-    /// What the clone is called: a dataset of the same pool, a volume of the same group (vg0/trial), or a folder on the same file system that is not there yet
+    /// The name of the clone: a dataset of the same pool, a volume of the same group (vg0/trial), or a new folder on the same file system
     #[arg(value_name = "CLONE")]
     clone: String,
-    /// Check that the host snapshot is there, and the name free; make nothing
+    /// Check that the host snapshot exists, and that the name is free; create nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
 }

@@ -24,7 +24,7 @@ pub(super) struct DatasetsArgs {
 
 impl Verb for DatasetsArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "See which datasets there are, and what they take",
+        wish: "See the datasets, and their sizes",
         line: "holdfast host datasets",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];

@@ -36,7 +36,7 @@ struct HolderArgs {
     /// Tag of the hold; each tag is released by itself
     #[arg(long, value_name = "WORD", default_value = "holdfast")]
     tag: String,
-    /// Check that the host snapshots are there; change nothing
+    /// Check that the holds can be changed; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
 }

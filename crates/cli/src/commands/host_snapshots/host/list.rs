@@ -26,7 +26,7 @@ pub(super) struct HostListArgs {
     /// Of these only: datasets, or machines, for the datasets with their disks
     #[arg(value_name = "DATASET|MACHINE")]
     targets: Vec<OsString>,
-    /// Find out what they take, also where that needs a look at every block (btrfs)
+    /// Measure their size, even if that requires a look at every block (btrfs)
     #[arg(long)]
     space: bool,
     #[command(flatten)]
@@ -43,7 +43,7 @@ impl Verb for HostListArgs {
             line: "holdfast host list tank/vm",
         },
         Example {
-            wish: "See those of the datasets with the disks of a machine, and what they take",
+            wish: "See the host snapshots in the datasets of a machine, and their sizes",
             line: "holdfast host list web1 --space",
         },
     ];

@@ -40,7 +40,7 @@ pub(super) struct HostPruneArgs {
 impl Verb for HostPruneArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See what would go, and why the rest stays",
+            wish: "See which snapshots would be removed, and why the others stay",
             line: "holdfast host prune web1 --keep-hourly 24 --keep-daily 7 --dry-run",
         },
         Example {

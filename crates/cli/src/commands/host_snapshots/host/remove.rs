@@ -31,7 +31,7 @@ pub(super) struct HostRemoveArgs {
 impl Verb for HostRemoveArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See whether it can go, and what it takes",
+            wish: "See whether it can be removed, and its size",
             line: "holdfast host remove tank/vm@before-update --dry-run",
         },
         Example {

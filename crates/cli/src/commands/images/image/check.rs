@@ -47,7 +47,7 @@ enum HowFar {
     Leaks,
     /// Repair what can be repaired without risk
     Safe,
-    /// Also give up what leads nowhere: it reads as zero afterwards
+    /// Also drop references to missing data: these ranges read as zero afterwards
     All,
 }
 
@@ -86,7 +86,7 @@ impl Verb for ImageCheckArgs {
             line: "holdfast image check web1.qcow2 --repair",
         },
         Example {
-            wish: "Also give up what leads nowhere, where no snapshot is left to restore",
+            wish: "Also drop references to missing data, if there is no snapshot to restore",
             line: "holdfast image check web1.qcow2 --repair=all",
         },
     ];

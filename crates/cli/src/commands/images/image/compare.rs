@@ -42,7 +42,7 @@ pub(super) struct CompareArgs {
 
 impl Verb for CompareArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "See whether a copy is what it was made from: exit code 0 if so, 1 if not",
+        wish: "Compare a copy with its original: exit code 0 if so, 1 if not",
         line: "holdfast image compare web1.qcow2 copy.raw",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];

@@ -32,7 +32,7 @@ pub(super) struct ConvertArgs {
     /// VMDK, to standard output
     #[arg(value_name = "TARGET")]
     target: PathBuf,
-    /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), where its content is not to decide
+    /// The format of the image to read (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), instead of detecting it
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
     /// Format of the new image (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by its name]
@@ -87,7 +87,7 @@ impl Verb for ConvertArgs {
             line: "holdfast image convert --compress web1.qcow2 web1.vmdk",
         },
         Example {
-            wish: "Take a disk in from another host",
+            wish: "Convert a disk from another host",
             line: "ssh old cat /dev/vg/web1 | holdfast image convert - web1.qcow2 --size 20G",
         },
         Example {

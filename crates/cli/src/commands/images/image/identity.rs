@@ -48,7 +48,7 @@ pub(super) struct IdentityArgs {
 impl Verb for IdentityArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Let VirtualBox take a copy of a disk that it has already",
+            wish: "Make a copy of a disk usable in VirtualBox beside the original",
             line: "holdfast image identity copy.vdi --renew",
         },
         Example {

@@ -59,7 +59,7 @@ impl Verb for TemplateListArgs {
 
 impl Verb for TemplateShowArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "See who has signed a template, and what its tag meant before",
+        wish: "See who signed a template, and what its tag referred to before",
         line: "holdfast template show -r /srv/templates debian12:stable",
     }];
 

@@ -31,7 +31,8 @@ pub(super) struct PushArgs {
     /// Name and tag of the template [default tag: latest]
     #[arg(value_name = "NAME[:TAG]")]
     label: TemplateLabel,
-    /// Images, each with NAME= before it where the disk is to be called otherwise; or one snapshot of a machine in the repository, with its configuration: a machine's name is its newest
+    /// Images, each with NAME= before it to name the disk; or one snapshot of a machine in the repository, with
+    /// its configuration (the name of a machine selects its newest snapshot)
     #[arg(value_name = "IMAGE|SNAPSHOT|MACHINE", required = true)]
     sources: Vec<OsString>,
     #[command(flatten)]

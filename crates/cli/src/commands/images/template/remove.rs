@@ -28,7 +28,7 @@ pub(super) struct TemplateRemoveArgs {
 impl Verb for TemplateRemoveArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "See what would go with a tag",
+            wish: "See what would be removed with a tag",
             line: "holdfast template remove -r /srv/templates debian12:2026-10 --dry-run",
         },
         Example {

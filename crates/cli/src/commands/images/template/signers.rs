@@ -24,10 +24,12 @@ const REVOKED: &str = "revoked_signers";
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Signatures")]
 pub(super) struct TrustArgs {
-    /// Allowed signers file, as of ssh-keygen(1) and git [default: /etc/holdfast/allowed_signers or ~/.config/holdfast/allowed_signers] [env: HOLDFAST_ALLOWED_SIGNERS]
+    /// Allowed signers file, as of ssh-keygen(1) and git [default: /etc/holdfast/allowed_signers or
+    /// ~/.config/holdfast/allowed_signers] [env: HOLDFAST_ALLOWED_SIGNERS]
     #[arg(long, value_name = "FILE")]
     allowed_signers: Option<PathBuf>,
-    /// Revoked keys: a KRL, or one public key per line [default: revoked_signers beside the default allowed_signers] [env: HOLDFAST_REVOKED_SIGNERS]
+    /// Revoked keys: a KRL, or one public key per line [default: revoked_signers beside the default
+    /// allowed_signers] [env: HOLDFAST_REVOKED_SIGNERS]
     #[arg(long, value_name = "FILE")]
     revoked_signers: Option<PathBuf>,
 }

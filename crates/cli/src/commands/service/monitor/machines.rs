@@ -20,7 +20,7 @@ use crate::process::time;
 /// Arguments of `monitor machines`.
 #[derive(Debug, clap::Args)]
 pub(super) struct MonitorMachinesArgs {
-    /// Machines by name, which have to be there, or patterns ('web*'); all that have a snapshot where none is named
+    /// Names of machines, which must exist, or patterns ('web*') [default: all with a snapshot]
     #[arg(value_name = "MACHINE", value_parser = Glob::parse)]
     machines: Vec<Glob>,
     /// How old the newest snapshot of a machine may be: 26h, 2d
