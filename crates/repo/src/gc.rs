@@ -9,9 +9,9 @@
 //!    and let the next run continue. If there was one and it has ended, the next step sees its snapshot.
 //! 5. Mark snapshots that were committed meanwhile, and spare the packs that they refer to.
 //! 6. Repack: move live data out of packs that are mostly dead, and record the new locations in relocations; make
-//! everything durable.
+//!    everything durable.
 //! 7. Delete the packs, then their auxiliary objects: index entries, relocations, records of removed
-//! snapshots.
+//!    snapshots.
 //!
 //! Gc may be interrupted after any step: the next run continues. `docs/locking.md` proves that no live data is
 //! deleted.

@@ -13,7 +13,7 @@
 //! 1. of the temporary file, before the link: the object is complete or does not exist;
 //! 2. of the folder, after the link: durable;
 //! 3. of the parent folder, once per process and folder: the folder itself is durable, even if another process created
-//! it.
+//!    it.
 //!
 //! An unnamed file (`O_TMPFILE`) would leave nothing behind after a crash, but NFS, SMB and most FUSE file systems do
 //! not support it; a single method that works everywhere is tested everywhere.
