@@ -106,7 +106,7 @@ fn removing_a_template_never_restores_the_earlier_meaning_of_a_tag() {
         &["template", "remove", &name(&two)],
         1,
         "refused",
-        "what debian:latest means now",
+        "debian:latest currently refers to",
     );
     let planned = rig.report(&["template", "remove", "debian", "--dry-run"]);
     assert_eq!(planned["templates"].as_array().unwrap().len(), 2);
