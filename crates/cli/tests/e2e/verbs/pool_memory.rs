@@ -288,7 +288,7 @@ fn incomplete_snapshots_name_the_missing_part() {
     assert!(output.status.success(), "{}", stderr(&output));
     let (kind, message) = world.fails(1, &["export", "old", &address, "--with-memory"]);
     assert!(
-        message.contains("not what its pool knew of it at that instant"),
+        message.contains("not the records that its pool had then"),
         "{message}"
     );
     assert!(message.contains("an older version has made it"), "{message}");
