@@ -46,7 +46,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
             refused("set the clock; if that of the other host was wrong, remove the tag first")
         }
         TemplateError::IsCurrent { .. } => {
-            refused("remove the tag with all that it has meant, or let it mean something else first")
+            refused("remove the tag with its whole history, or let it refer to other content first")
         }
         TemplateError::LostClaim => advice(Exit::Locked, Kind::Locked, "push again: what was stored is found again"),
         TemplateError::NoStream => usage(Kind::Usage, "write it to a file first, and push that"),
