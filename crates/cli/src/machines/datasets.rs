@@ -92,7 +92,7 @@ pub fn parse(word: &OsStr) -> Result<Option<Dataset>, Error> {
             return Ok(Some(Dataset { provider, name }));
         }
     }
-    if MachineWord::says_so(text) {
+    if MachineWord::is_explicit(text) {
         return Ok(None);
     }
     if text.starts_with(['/', '.']) || Path::new(text).is_dir() {

@@ -99,12 +99,12 @@ impl MachineWord {
     }
 
     /// Whether a word has a scheme that marks it as machines.
-    pub fn says_so(word: &str) -> bool {
+    pub fn is_explicit(word: &str) -> bool {
         XenAddress::has_scheme(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
     }
 
     /// Whether it may select several machines, which requires a query to the hypervisor.
-    pub fn means_several(&self) -> bool {
+    pub fn may_be_several(&self) -> bool {
         match self {
             Self::Libvirt(text) => Glob::is_one(text),
             Self::Tag(_) => true,
@@ -118,22 +118,22 @@ impl MachineWord {
     }
 
     /// Splits words into those about VirtualBox, about pools, and the others.
-    pub fn apart(words: Vec<Self>) -> Apart {
-        let mut apart = Apart::default();
+    pub fn by_hypervisor(words: Vec<Self>) -> WordsByHypervisor {
+        let mut words_by = WordsByHypervisor::default();
         for word in words {
             match word {
-                Self::VirtualBox(text) => apart.of_virtualbox.push(text),
-                Self::Pool(address) => apart.of_pools.push(address),
-                other => apart.others.push(other),
+                Self::VirtualBox(text) => words_by.of_virtualbox.push(text),
+                Self::Pool(address) => words_by.of_pools.push(address),
+                other => words_by.others.push(other),
             }
         }
-        apart
+        words_by
     }
 }
 
 /// Words by hypervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Apart {
+pub struct WordsByHypervisor {
     /// Machines of VirtualBox.
     pub of_virtualbox: Vec<String>,
     /// Machines of pools of XenServer and XCP-ng.
@@ -257,7 +257,7 @@ impl<'a> Hypervisors<'a> {
     /// A pattern or a tag matches no machine; no machine is selected.
     pub fn choose(&self, wish: &MachineSelection) -> Result<Choice, Error> {
         refuse_others(&wish.words)?;
-        let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::means_several);
+        let is_surveyed = wish.everything == Everything::Wanted || wish.words.iter().any(MachineWord::may_be_several);
         let machines = if is_surveyed { self.survey()? } else { Vec::new() };
         let choice = choose(wish, &machines, &self.uri)?;
         if choice
@@ -476,7 +476,7 @@ mod tests {
         for (text, several) in [("web 1", false), ("/a/*/b.vbox", false), ("web*", true), ("", true)] {
             let word = word(&format!("vbox:{text}"));
             assert_eq!(word, of_virtualbox(text));
-            assert_eq!(word.unwrap().means_several(), several, "{text}");
+            assert_eq!(word.unwrap().may_be_several(), several, "{text}");
         }
         for image in ["-", "./web1", "/dev/vg/web1", "web1.qcow2", "vda=web1"] {
             assert_eq!(word(image), None, "{image}");

@@ -344,7 +344,7 @@ impl PreparedMachine for XenCapture<'_> {
         instant.remove(self.job);
         let mut reading = read?;
         if kept || !keeps_base {
-            instant.let_go_of_older(&self.mark(), self.job);
+            instant.remove_older_or_warn(&self.mark(), self.job);
         }
         reading.has_remains = instant.has_remains();
         Ok(reading)

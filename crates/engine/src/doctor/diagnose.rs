@@ -360,11 +360,11 @@ impl Diagnosis<'_> {
             let is_gone = self.seen.everything && (address == self.seen.address || address.starts_with("qmp:"));
             let is_seen = examined.is_some() || is_gone;
             let is_on_its_way = |disk: &SeenDisk| disk.commit == SeenCommit::OnItsWay;
-            let goes_on = record.phase == Phase::Committing
+            let is_committing = record.phase == Phase::Committing
                 && examined.is_some_and(|machine| machine.disks.iter().any(is_on_its_way));
             let remedy = if *life == Liveness::Unknown {
                 Action::Advice("run the doctor on the host, or in the container, where it ran".to_owned())
-            } else if goes_on {
+            } else if is_committing {
                 Action::Advice("libvirt is still committing it; run holdfast doctor again later".to_owned())
             } else if is_unreachable {
                 Action::Advice("run the doctor again when the machine can be examined".to_owned())

@@ -280,7 +280,7 @@ fn diagnose_kept(seen: &Seen, title: &str, kept: &SeenKept, notes: &mut Vec<Stri
         since_ms: None,
         is_danger: false,
         remedy: Action::Repair(
-            Repair::LetGoOfKept {
+            Repair::RemoveKeptDisks {
                 pool: title.to_owned(),
                 purpose: kept.purpose.clone(),
                 uuids: disks.into_iter().cloned().collect(),
@@ -340,7 +340,7 @@ pub(super) fn remove_snapshots(
 }
 
 /// Removes disks that no backup needs.
-pub(super) fn let_go(
+pub(super) fn remove_kept_disks(
     request: &DoctorRequest<'_>,
     title: &str,
     purpose: &str,
@@ -450,7 +450,7 @@ mod tests {
             let remedies = findings.iter().map(|finding| &finding.remedy);
             let removed: Vec<&String> = remedies
                 .flat_map(|remedy| match remedy {
-                    Action::Repair(Repair::LetGoOfKept { uuids, .. }, _) => uuids,
+                    Action::Repair(Repair::RemoveKeptDisks { uuids, .. }, _) => uuids,
                     other => panic!("{other:?}"),
                 })
                 .collect();

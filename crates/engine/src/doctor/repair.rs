@@ -46,11 +46,11 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
         Repair::ForgetWork(uuid) => repair_host::forget_work(request, uuid),
         Repair::DeleteSnapshots(uuid) => virtualbox::delete(request, uuid, job),
         Repair::RemovePoolSnapshots { pool: title, uuids } => pool::remove_snapshots(request, title, uuids, job),
-        Repair::LetGoOfKept {
+        Repair::RemoveKeptDisks {
             pool: title,
             purpose,
             uuids,
-        } => pool::let_go(request, title, purpose, uuids),
+        } => pool::remove_kept_disks(request, title, purpose, uuids),
         Repair::ForgetStates => repair_host::forget_states(request, job),
         Repair::Abandon(folder) => abandon(request, folder, job.clock),
         Repair::ForgetRun(run) => forget(request, finding, *run, job),

@@ -422,7 +422,7 @@ pub enum Repair {
         uuids: Vec<String>,
     },
     /// Remove disks that a XenServer pool keeps but no backup needs.
-    LetGoOfKept {
+    RemoveKeptDisks {
         /// The pool.
         pool: String,
         /// The purpose for which they were kept.

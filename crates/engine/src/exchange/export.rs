@@ -92,7 +92,7 @@ pub struct XvaExport {
     /// Its compression.
     pub packing: PackOptions,
     /// Whether the memory is included, so that the machine resumes from it instead of booting.
-    pub goes_on: bool,
+    pub resumes: bool,
 }
 
 /// The target of an export.

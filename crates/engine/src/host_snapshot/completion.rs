@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use super::guests::{FrozenGuests, GuestRequest};
 use super::states::{StateStore, StateToKeep};
-use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedSnapshotSet, take_back};
+use super::{Group, HostSnapshotRecord, HostSnapshotRequest, NamedSnapshotSet, remove_unusable};
 use crate::job::{Job, Result};
 use crate::machine::state::streams::FirmwareState;
 
@@ -47,7 +47,7 @@ pub(super) fn complete(
         .and_then(|()| record_all(groups, record, job));
     done.inspect_err(|_| {
         // States are removed after their host snapshots: if a kill comes in between, the states are found as orphans.
-        take_back(groups, job);
+        remove_unusable(groups, job);
         forget(request.states, &ids, job);
     })
 }

@@ -195,7 +195,7 @@ impl<'a> Sessions<'a> {
             let reports: Vec<GuestReport> = self.all.iter().map(Session::expected_report).collect();
             Some(cut(&reports))
         };
-        self.at_once(|session| session.go_on(job));
+        self.at_once(|session| session.resume_and_thaw(job));
         made
     }
 
@@ -385,7 +385,7 @@ impl<'a> Session<'a> {
     }
 
     /// Resumes and thaws the machine.
-    fn go_on(&mut self, job: Job<'a>) {
+    fn resume_and_thaw(&mut self, job: Job<'a>) {
         if let Some(stopped) = self.stopped {
             if self.failure.is_none() && self.is_running() {
                 self.failure = Some(self.was_torn("it was let run on before its disks were cut"));

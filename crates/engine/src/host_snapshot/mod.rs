@@ -228,7 +228,7 @@ fn make(
         Ok(()) => Ok(held),
         Err(error) => Err(NotTaken::of_group(&groups[cut_count], error)),
     });
-    let held = held.inspect_err(|_| take_back(made, job))?;
+    let held = held.inspect_err(|_| remove_unusable(made, job))?;
     let held = held.with_newcomers(request, job);
     let record = HostSnapshotRecord::new(request, instant.time, &held.guests);
     complete(
@@ -255,7 +255,7 @@ fn make(
 }
 
 /// Removes snapshots that were cut but are unusable.
-fn take_back(groups: &[Group<'_>], job: Job<'_>) {
+fn remove_unusable(groups: &[Group<'_>], job: Job<'_>) {
     for reason in groups.iter().flat_map(Group::destroy) {
         job.progress.note(&format!("taking back what was made: {reason}"));
     }

@@ -15,7 +15,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::pools;
 use crate::machines::virtualbox;
-use crate::machines::{Apart, Hypervisors, MachineWord};
+use crate::machines::{Hypervisors, MachineWord, WordsByHypervisor};
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
@@ -253,11 +253,11 @@ impl Report for MachinesListed {
 }
 
 fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
-    let Apart {
+    let WordsByHypervisor {
         of_virtualbox,
         of_pools,
         others: words,
-    } = MachineWord::apart(MachineWord::parse_all(&args.machines)?);
+    } = MachineWord::by_hypervisor(MachineWord::parse_all(&args.machines)?);
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
     let chosen = if words.is_empty() && !(of_virtualbox.is_empty() && of_pools.is_empty()) {

@@ -27,7 +27,7 @@ use crate::machines::datasets;
 use crate::machines::runs;
 use crate::machines::states::StateArgs;
 use crate::machines::virtualbox::{self, VirtualBoxChoice};
-use crate::machines::{Apart, Found, Hypervisors, MachineWord, libvirt_address};
+use crate::machines::{Found, Hypervisors, MachineWord, WordsByHypervisor, libvirt_address};
 use crate::output::{Page, Report, Style};
 use crate::process::time;
 use crate::units;
@@ -239,11 +239,11 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     if everything {
         datasets = named::datasets(context);
     }
-    let Apart {
+    let WordsByHypervisor {
         of_virtualbox: boxes,
         of_pools,
         others: words,
-    } = MachineWord::apart(words);
+    } = MachineWord::by_hypervisor(words);
     let place = virtualbox::place(context);
     let boxes = of_virtualbox(&place, boxes, everything, context)?;
     let pools = pools::of_pools(args, &of_pools, context)?;

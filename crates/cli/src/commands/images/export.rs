@@ -274,7 +274,7 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         ExportKind::Vma => ExportFormat::Vma(packing),
         ExportKind::Xva | ExportKind::Vbox | ExportKind::Dir => ExportFormat::Xva(XvaExport {
             packing,
-            goes_on: args.with_memory,
+            resumes: args.with_memory,
         }),
     };
     let target = target_of(args, kind, format, context)?;
@@ -302,7 +302,7 @@ fn run(args: &ExportArgs, context: &Context) -> Result<Exit, Error> {
         })
     })?;
     if is_stdout {
-        tell_beside_stream(&report, context);
+        note_losses(&report, context);
         return Ok(Exit::Ok);
     }
     let settings = report.settings_file.clone();
@@ -391,7 +391,7 @@ fn check_source(args: &ExportArgs) -> Result<(), Error> {
 }
 
 /// Prints the report to standard error if the archive goes to standard output.
-fn tell_beside_stream(report: &ExportReport, context: &Context) {
+fn note_losses(report: &ExportReport, context: &Context) {
     if report.memory_bytes.is_some() {
         let note = "it is suspended: import it with xe vm-import preserve=true, and resume it with xe vm-resume";
         context.console().note(note);

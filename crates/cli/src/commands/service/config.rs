@@ -209,7 +209,7 @@ impl Report for ConfigChecked {
         for error in &self.errors {
             page.styled(Style::Bad, &format!("{}: {error}", self.file));
         }
-        tell_doubts(&self.file, &self.doubts, page);
+        list_doubts(&self.file, &self.doubts, page);
         if self.errors.is_empty() {
             page.line(&format!("{} can be used as it is", self.file));
         }
@@ -248,11 +248,11 @@ impl Report for ConfigShown {
             page.table(&table);
             page.gap();
         }
-        tell_doubts(&self.file, &self.doubts, page);
+        list_doubts(&self.file, &self.doubts, page);
     }
 }
 
-fn tell_doubts(file: &str, doubts: &[String], page: &mut Page) {
+fn list_doubts(file: &str, doubts: &[String], page: &mut Page) {
     for doubt in doubts {
         page.styled(Style::Warning, &format!("{file}: {doubt}"));
     }

@@ -20,7 +20,7 @@ pub(super) enum Fate {
     /// Its processors run.
     Runs,
     /// Its QEMU answers, and its processors are paused.
-    StandsStill,
+    Paused,
     /// Neither its hypervisor nor its QEMU answers.
     Unknown,
 }
@@ -35,7 +35,7 @@ impl Fate {
             }
             match machine.monitor().execute(&status) {
                 Ok(status) if status["running"] == true => return Self::Runs,
-                Ok(_) => return Self::StandsStill,
+                Ok(_) => return Self::Paused,
                 Err(_) => job.clock.sleep(ATTEMPT_INTERVAL),
             }
             // A proxy to QEMU may have been restarted. If not, the next request fails like this one.
@@ -50,7 +50,7 @@ impl std::fmt::Display for Fate {
         match self {
             Self::Ended(how) => write!(formatter, "the machine {how}"),
             Self::Runs => formatter.write_str("the machine runs"),
-            Self::StandsStill => formatter.write_str("the machine is paused"),
+            Self::Paused => formatter.write_str("the machine is paused"),
             Self::Unknown => formatter.write_str("whether the machine runs is not known: its QEMU does not answer"),
         }
     }

@@ -160,7 +160,7 @@ impl QemuCapture<'_> {
                 return Err(stored.and_then(Result::err).unwrap_or(error));
             }
         };
-        let (guard, quiesced, pause) = freezer.let_go(frozen);
+        let (guard, quiesced, pause) = freezer.release_frozen(frozen);
         Ok(HeldMachine::Images(Box::new(HeldByImages {
             method,
             reason,

@@ -191,7 +191,7 @@ impl<'a> PoolSnapshot<'a> {
     }
 
     /// Removes the disks that earlier runs kept.
-    pub(super) fn let_go_of_older(&self, mark: &str, job: Job<'_>) {
+    pub(super) fn remove_older_or_warn(&self, mark: &str, job: Job<'_>) {
         if let Err(error) = self.remove_older(mark) {
             job.progress.warning(&format!(
                 "what the backup before this was compared with stays in the pool, and is tried to be removed again by the next one: {}",

@@ -98,7 +98,7 @@ pub(super) fn of_snapshot<'m>(
     let variables = snapshot.disks.iter().find(|record| record.name == STREAM_NVRAM);
     let variables = variables.map(|record| bytes_of(repository, record)).transpose()?;
     let suspended = match xva {
-        Some(XvaExport { goes_on: true, .. }) => Some(Suspended::read(repository, snapshot, name, left_out)?),
+        Some(XvaExport { resumes: true, .. }) => Some(Suspended::read(repository, snapshot, name, left_out)?),
         _ => None,
     };
     let mut dropped = match &suspended {

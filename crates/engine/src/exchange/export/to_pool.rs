@@ -43,7 +43,7 @@ pub enum PoolReturn {
     /// The original machine, with its UUID and the addresses of its network cards. It boots.
     Starts,
     /// The original machine, resumed from its memory. Its memory contains these addresses, so they cannot change.
-    GoesOn,
+    Resumes,
     /// A new machine, with a new UUID and new addresses.
     AsAnother,
 }
@@ -150,7 +150,7 @@ fn uuid_of(request: &ExportToPool<'_>, job: Job<'_>) -> Result<Option<String>> {
             left_out,
         } => {
             let snapshot = find_snapshot(repository, reference, zone, job.progress)?;
-            if request.comes == PoolReturn::GoesOn {
+            if request.comes == PoolReturn::Resumes {
                 let suspended = Suspended::read(repository, &snapshot, request.name.as_deref(), left_out)?;
                 refuse_other_processors(&request.pool, suspended.machine())?;
             }
@@ -161,7 +161,7 @@ fn uuid_of(request: &ExportToPool<'_>, job: Job<'_>) -> Result<Option<String>> {
 }
 
 /// Refuses a second machine with the same addresses of network cards: they would disturb each other.
-fn refuse_twins(pool: &Pool, uuid: Option<String>) -> Result<()> {
+fn refuse_existing_uuid(pool: &Pool, uuid: Option<String>) -> Result<()> {
     let Some(uuid) = uuid else { return Ok(()) };
     match pool.machine(&uuid) {
         Ok(machine) => Err(ExchangeError::Twin {
@@ -237,14 +237,14 @@ fn xva_of(request: &ExportToPool<'_>, job: Job<'_>) -> XvaExport {
             level: None,
             threads: threads(job),
         },
-        goes_on: request.comes == PoolReturn::GoesOn,
+        resumes: request.comes == PoolReturn::Resumes,
     }
 }
 
 /// Plans an export to a pool: the pool is queried, and nothing is sent. Returns the plan, and the storage repository for the disks.
 pub fn plan_export_to_pool(request: ExportToPool<'_>, job: Job<'_>) -> Result<(ExportPlan, String)> {
     if request.comes != PoolReturn::AsAnother {
-        refuse_twins(&request.pool, uuid_of(&request, job)?)?;
+        refuse_existing_uuid(&request.pool, uuid_of(&request, job)?)?;
     }
     let storage = request.pool.storage(request.storage.as_deref())?;
     let target = ExportTarget::Stream(Box::new(std::io::sink()), ExportFormat::Xva(xva_of(&request, job)));
@@ -265,11 +265,11 @@ pub fn plan_export_to_pool(request: ExportToPool<'_>, job: Job<'_>) -> Result<(E
 pub fn export_to_pool(request: ExportToPool<'_>, environment: &Environment, job: Job<'_>) -> Result<ExportedToPool> {
     let pool = Arc::clone(&request.pool);
     let identity = match request.comes {
-        PoolReturn::Starts | PoolReturn::GoesOn => UploadIdentity::Kept,
+        PoolReturn::Starts | PoolReturn::Resumes => UploadIdentity::Kept,
         PoolReturn::AsAnother => UploadIdentity::New,
     };
     if identity == UploadIdentity::Kept {
-        refuse_twins(&pool, uuid_of(&request, job)?)?;
+        refuse_existing_uuid(&pool, uuid_of(&request, job)?)?;
     }
     let storage = pool.storage(request.storage.as_deref())?;
     let networks = pool.records("network")?;

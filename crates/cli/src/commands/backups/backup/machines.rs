@@ -49,7 +49,7 @@ pub(super) struct MachineBackupArgs {
 impl MachineBackupArgs {
     /// The selection of machines by these options and words.
     fn wish(&self, words: Vec<MachineWord>) -> Result<MachineSelection, Error> {
-        if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::means_several) {
+        if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::may_be_several) {
             return Err(Error::usage(
                 "--exclude-machine is about patterns, tags and --all, and every machine is named in full",
                 "leave it out",
@@ -110,7 +110,7 @@ pub(super) fn run(
     let hypervisors = args.machines.reading.hypervisors(context);
     let place = virtualbox::place(context);
     let mut wish = args.machines.wish(words)?;
-    let apart = MachineWord::apart(wish.words);
+    let apart = MachineWord::by_hypervisor(wish.words);
     wish.words = apart.others;
     let boxes = of_virtualbox::choose(&place, &apart.of_virtualbox, args, context)?;
     let of_pools = of_pools::choose(&apart.of_pools, args, context)?;

@@ -183,12 +183,12 @@ impl ImageCloneArgs {
                 }
                 let clone = cloner
                     .clone_to(Path::new(name), job)
-                    .inspect_err(|_| tell_of_made(&made, job))?;
+                    .inspect_err(|_| warn_of_existing_clones(&made, job))?;
                 job.progress.advance(1);
                 made.push(ImageCloneDocument::made(&clone));
             }
-            tell_of_overlays(file, &made, job);
-            tell_of_names(&made, job);
+            note_overlays(file, &made, job);
+            warn_of_names(&made, job);
             Ok(made)
         })
     }
@@ -203,7 +203,7 @@ fn name_of(kind: CloneKind) -> &'static str {
 }
 
 /// If one of many clones fails, the earlier ones remain, and a note lists them.
-fn tell_of_made(made: &[ImageCloneDocument], job: Job<'_>) {
+fn warn_of_existing_clones(made: &[ImageCloneDocument], job: Job<'_>) {
     if let (Some(first), Some(last)) = (made.first(), made.last()) {
         job.progress.warning(&format!(
             "{} that were made before stay: {} to {}",
@@ -214,7 +214,7 @@ fn tell_of_made(made: &[ImageCloneDocument], job: Job<'_>) {
     }
 }
 
-fn tell_of_overlays(file: &Path, made: &[ImageCloneDocument], job: Job<'_>) {
+fn note_overlays(file: &Path, made: &[ImageCloneDocument], job: Job<'_>) {
     let folder = file.parent();
     let mut overlays = made.iter().filter(|clone| clone.kind == "overlay").peekable();
     if overlays.peek().is_none() {
@@ -234,7 +234,7 @@ fn tell_of_overlays(file: &Path, made: &[ImageCloneDocument], job: Job<'_>) {
 
 /// Warns of names whose extension does not match the format: programs that go by the extension misread such images, and
 /// a guest can make a raw image look like any format.
-fn tell_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
+fn warn_of_names(made: &[ImageCloneDocument], job: Job<'_>) {
     let is_called_otherwise = |clone: &&ImageCloneDocument| {
         let extension = Path::new(&clone.path)
             .extension()

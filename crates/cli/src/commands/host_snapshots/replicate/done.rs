@@ -162,7 +162,7 @@ impl ReplicatedDatasetDocument {
         ]
     }
 
-    fn tell_trouble(&self, page: &mut Page) {
+    fn show_problems(&self, page: &mut Page) {
         if let Some(reason) = &self.reason {
             let style = if self.outcome == "busy" {
                 Style::Warning
@@ -253,7 +253,7 @@ impl Report for ReplicateDone {
             }
         }
         for dataset in &self.datasets {
-            dataset.tell_trouble(page);
+            dataset.show_problems(page);
         }
     }
 }

@@ -67,7 +67,7 @@ pub(super) fn from<T>(
                 "back it up, and export the snapshot",
             ));
         }
-        Some(word) if !word.means_several() => word,
+        Some(word) if !word.may_be_several() => word,
         Some(_) => {
             return Err(Error::usage(
                 "one machine is exported, and this may mean several",

@@ -33,7 +33,7 @@ fn request<'a>(args: &ExportArgs, pool: Arc<Pool>, address: &XenAddress, from: E
         pool,
         storage: address.item.clone(),
         comes: match (args.with_memory, args.new_identity) {
-            (true, _) => PoolReturn::GoesOn,
+            (true, _) => PoolReturn::Resumes,
             (false, false) => PoolReturn::Starts,
             (false, true) => PoolReturn::AsAnother,
         },

@@ -185,7 +185,7 @@ fn exit_of(corruption_count: u64, leak_count: u64) -> Exit {
     }
 }
 
-fn tell_problems(page: &mut Page, problems: &[Problem], corruption_count: u64, leak_count: u64) {
+fn list_problems(page: &mut Page, problems: &[Problem], corruption_count: u64, leak_count: u64) {
     for problem in problems {
         let style = match problem.severity {
             "leak" => Style::Warning,
@@ -236,7 +236,7 @@ impl ImageRepaired {
                 "what is left:"
             };
             page.line(word);
-            tell_problems(page, &self.problems, self.corruption_count, self.leak_count);
+            list_problems(page, &self.problems, self.corruption_count, self.leak_count);
         }
         if !is_mended && self.mode == "leaks" {
             page.line("--repair does more, and loses nothing either");
@@ -262,7 +262,7 @@ impl Report for ImageChecked {
     }
 
     fn human(&self, page: &mut Page) {
-        tell_problems(page, &self.problems, self.corruption_count, self.leak_count);
+        list_problems(page, &self.problems, self.corruption_count, self.leak_count);
         page.line(&format!(
             "{} of {} clusters are stored, {} of them compressed",
             units::count(self.allocated_count),

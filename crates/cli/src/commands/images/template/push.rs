@@ -165,12 +165,12 @@ impl Report for PushPlanned {
             if self.is_signed { "signed" } else { "not signed" }
         ));
         page.line(&format!("  content {}", self.statement.content));
-        tell_before(&self.statement, self.before.as_ref(), "now, it means", page);
+        show_previous_content(&self.statement, self.before.as_ref(), "now, it means", page);
     }
 }
 
 /// Notes the present content of the tag, if it is different.
-fn tell_before(statement: &StatementDocument, before: Option<&String>, when: &str, page: &mut Page) {
+fn show_previous_content(statement: &StatementDocument, before: Option<&String>, when: &str, page: &mut Page) {
     if let Some(before) = before.filter(|before| **before != statement.content) {
         page.line(&format!("  {when} {}@{}, which stays", statement.name, &before[..12]));
     }
@@ -215,7 +215,7 @@ impl Report for Pushed {
         if !self.is_signed {
             page.line("  not signed");
         }
-        tell_before(&self.statement, self.before.as_ref(), "before, it meant", page);
+        show_previous_content(&self.statement, self.before.as_ref(), "before, it meant", page);
     }
 }
 

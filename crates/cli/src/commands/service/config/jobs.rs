@@ -63,7 +63,7 @@ impl Report for JobsShown {
             settings(&self.daemon, page);
             page.gap();
         }
-        super::tell_doubts(&self.file, &self.doubts, page);
+        super::list_doubts(&self.file, &self.doubts, page);
     }
 }
 

@@ -45,7 +45,7 @@ impl Freezer<'_> {
     }
 
     /// Removes from QEMU what was needed only for the point in time; the watchdog keeps watching.
-    pub(in crate::capture::qemu) fn let_go(&self, frozen: FrozenMachine) -> (Guard, Quiesced, Pause) {
+    pub(in crate::capture::qemu) fn release_frozen(&self, frozen: FrozenMachine) -> (Guard, Quiesced, Pause) {
         let pause = frozen.pause();
         self.release(frozen.cut);
         (frozen.guard, frozen.quiesced, pause)
