@@ -333,6 +333,10 @@ impl<'a> VerifyJob<'a> {
     fn compare(&self, bytes: &[u8], offset: u64, device: &dyn BlockDevice, other: &mut Vec<u8>) -> Result<()> {
         const STEP: usize = 4096;
         let available = device.size_bytes().saturating_sub(offset).min(bytes.len() as u64);
+        if available == 0 {
+            // A device that is too short is reported as a whole.
+            return Ok(());
+        }
         other.resize(to_usize(available), 0);
         device.read_at(other, offset).map_err(|source| Error::Device {
             role: "device to compare with",
