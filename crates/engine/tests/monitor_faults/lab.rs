@@ -140,9 +140,15 @@ impl Lab {
         Arc::clone(&self.repository.lock().unwrap())
     }
 
-    pub(crate) fn snapshots(&self) -> Vec<SnapshotId> {
+    /// The time of the next snapshot.
+    pub(crate) fn next_time_ms(&self) -> i64 {
+        self.now_ms.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn snapshots_since(&self, time_ms: i64) -> Vec<SnapshotId> {
         let (snapshots, _) = self.repository().snapshots().unwrap();
-        snapshots.iter().map(|snapshot| snapshot.id).collect()
+        let since = snapshots.iter().filter(|snapshot| snapshot.time_ms >= time_ms);
+        since.map(|snapshot| snapshot.id).collect()
     }
 
     /// Replaces the repository, so that the next backup is the first.
