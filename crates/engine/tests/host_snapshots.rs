@@ -318,7 +318,12 @@ fn a_machine_started_during_a_snapshot_is_not_recorded_as_shut_off() {
         let world = World::new(TWO);
         let in_two_pools = world.take(&machine, DATASETS, &mut || machine[0].becomes(after));
         if after == MachineState::Running {
-            assert!(in_two_pools.unwrap_err().to_string().contains("nothing held it"));
+            assert!(
+                in_two_pools
+                    .unwrap_err()
+                    .to_string()
+                    .contains("neither paused nor frozen")
+            );
             assert_eq!(world.snapshot_count(), 0);
         }
     }

@@ -4,7 +4,7 @@ use crate::{Period, Span};
 
 /// The retention rules. A snapshot is kept if any rule keeps it.
 ///
-/// The default has no rule and keeps everything. A count of 0 means no rule, so that nobody removes everything by
+/// The default has no rule and keeps everything. A count of 0 means no rule: it must not remove everything by
 /// accident.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Policy {

@@ -388,7 +388,7 @@ impl<'a> Session<'a> {
     fn resume_and_thaw(&mut self, job: Job<'a>) {
         if let Some(stopped) = self.stopped {
             if self.failure.is_none() && self.is_running() {
-                self.failure = Some(self.was_torn("it was let run on before its disks were cut"));
+                self.failure = Some(self.was_torn("it was resumed before its disks were cut"));
             }
             let resumed = self.execute("cont").or_else(|_| {
                 wake_with_retries(self.guest.machine.monitor(), job.clock).ok();

@@ -34,8 +34,12 @@ impl Session<'_> {
         let state = now.summary.state;
         let changed = match (self.report.state, state) {
             (MachineState::ShutOff, MachineState::ShutOff) | (MachineState::Running, _) => None,
-            (MachineState::ShutOff, _) => Some("it was started while its disks were cut, and nothing held it"),
-            (_, MachineState::Running) => Some("it was let run on while its disks were cut, and nothing held it"),
+            (MachineState::ShutOff, _) => {
+                Some("it was started while its disks were cut, and was neither paused nor frozen")
+            }
+            (_, MachineState::Running) => {
+                Some("it was resumed while its disks were cut, and was neither paused nor frozen")
+            }
             _ => None,
         };
         if let Some(changed) = changed {
@@ -118,7 +122,7 @@ impl FrozenGuests {
             if self.guests.iter().any(|guest| guest.uuid == summary.uuid) {
                 continue;
             }
-            let reason = "it came while they were cut, and nothing held it";
+            let reason = "it came while they were cut, and was neither paused nor frozen";
             let machine = &summary.name;
             job.progress
                 .warning(&format!("{machine}: {reason}; the snapshot is as after a power cut"));

@@ -117,7 +117,7 @@ fn replace(state: &mut State, record: &Record) -> Answer<()> {
 }
 
 impl Import<'_> {
-    /// Makes all that the records tell of.
+    /// Creates all objects that the records describe.
     pub(super) fn make(&self, pool: &Pool, made: &mut Made) -> Answer<()> {
         let mut state = pool.state();
         if self.is_restore {
