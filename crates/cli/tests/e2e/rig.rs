@@ -1,9 +1,9 @@
 //! A folder with a repository and images, and the program run in it.
 
 use std::fs::{File, read};
-use std::io::Write as _;
+use std::io::{Read, Write as _};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
 
 use holdfast_block::SeededRandom;
@@ -213,6 +213,23 @@ pub(crate) fn assert_code(output: &Output, code: i32, words: &[&str]) {
         stdout(output),
         stderr(output)
     );
+}
+
+/// Asserts that a program still runs; otherwise prints its exit status and what it printed.
+#[track_caller]
+pub(crate) fn assert_runs(child: &mut Child) {
+    let Some(status) = child.try_wait().unwrap() else {
+        return;
+    };
+    let mut printed = String::new();
+    let outputs = [
+        child.stdout.take().map(|from| Box::new(from) as Box<dyn Read>),
+        child.stderr.take().map(|from| Box::new(from) as Box<dyn Read>),
+    ];
+    for mut output in outputs.into_iter().flatten() {
+        output.read_to_string(&mut printed).unwrap();
+    }
+    panic!("the program ended too early, {status}:\n{printed}");
 }
 
 /// Incompressible bytes.

@@ -6,6 +6,7 @@ use holdfast_block::Clock as _;
 use serde_json::{Value, json};
 
 use super::bare::Bare;
+use crate::rig::assert_runs;
 use holdfast_test_kit::run;
 
 const DISK_LENGTH: usize = 4 << 20;
@@ -322,7 +323,7 @@ impl Matrix {
                 lab.clock.now().saturating_sub(start) < PATIENCE,
                 "no disk is exported in time"
             );
-            assert!(backup.try_wait().unwrap().is_none(), "the backup has ended");
+            assert_runs(&mut backup);
             lab.clock.sleep(std::time::Duration::from_millis(5));
         }
         self.write(3);

@@ -16,6 +16,7 @@ use super::at;
 use super::bare::play_agent;
 use super::doctors::{found, kill_with_watchdog};
 use super::host_snapshots::{MachineSetup, bare_on_xfs, machine_on};
+use crate::rig::assert_runs;
 use holdfast_test_kit::file_systems::system;
 
 impl MachineSetup {
@@ -316,7 +317,7 @@ fn zfs_clones_for_reading_are_removed_after_their_reader_died() {
     let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
     let mut child = setup.world.rig.command(&words).spawn().unwrap();
     while views() == 0 {
-        assert!(child.try_wait().unwrap().is_none());
+        assert_runs(&mut child);
     }
     assert_eq!(found(&setup.doctor(0, &["--fix"])), [""; 0], "a reader is running");
     assert_eq!(views(), 1);

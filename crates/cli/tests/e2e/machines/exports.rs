@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{World, at};
 use crate::program::stderr;
-use crate::rig::Rig;
+use crate::rig::{Rig, assert_runs};
 
 impl World {
     fn export_now(&self, words: &[&str]) -> Value {
@@ -116,10 +116,7 @@ fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
     let machine = world.machine();
     while runs_in(machine.monitor()).unwrap().is_empty() {
-        assert!(
-            child.try_wait().unwrap().is_none(),
-            "the export ended before its filter appeared"
-        );
+        assert_runs(&mut child);
         world.lab.clock.sleep(Duration::from_millis(5));
     }
     // The filter exists before the point in time; wait until the point in time has passed.
@@ -127,10 +124,7 @@ fn an_export_is_of_one_point_in_time_and_keeps_backups_incremental() {
     let before = world.disks.clone();
     world.write(0, 33, 7 << 20, 65_536);
     world.write(1, 34, 7 << 20, 65_536);
-    assert!(
-        child.try_wait().unwrap().is_none(),
-        "the export ended too early for this test"
-    );
+    assert_runs(&mut child);
     assert!(child.wait().unwrap().success());
     let now = std::mem::replace(&mut world.disks, before);
     world.assert_archive_is_right("web1.xva");

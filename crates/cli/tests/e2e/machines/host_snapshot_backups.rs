@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::at;
 use super::host_snapshots::{MachineSetup, machine_on};
+use crate::rig::assert_runs;
 
 impl MachineSetup {
     fn back_up(&self) -> serde_json::Value {
@@ -123,7 +124,7 @@ fn the_backup_after_a_killed_one_is_incremental() {
     let words = at(&uri, &["backup", "web1", "--method", "snapshot", "--bwlimit", "1M"]);
     let mut child = setup.world.rig.command(&words).spawn().unwrap();
     while setup.listed(&["web1"]).len() < 2 {
-        assert!(child.try_wait().unwrap().is_none());
+        assert_runs(&mut child);
     }
     setup.world.lab.clock.sleep(Duration::from_millis(300));
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();

@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use super::{World, at};
 use crate::host::loop_device;
+use crate::rig::assert_runs;
 
 pub(super) const NAME: &str = "web1-restored";
 
@@ -36,10 +37,7 @@ impl World {
             let mut child = self.rig.command(&words).spawn().unwrap();
             let libvirt = self.lab.connect();
             while libvirt.execution_state(NAME).ok() != Some(ExecutionState::Running) {
-                assert!(
-                    child.try_wait().unwrap().is_none(),
-                    "the restore ended before its machine was running"
-                );
+                assert_runs(&mut child);
                 self.lab.clock.sleep(Duration::from_millis(2));
             }
             kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
@@ -250,10 +248,7 @@ fn disks_are_filled_at_a_bounded_rate() {
         let jobs = QmpCommand::new("query-block-jobs", Value::Null);
         let libvirt = world.lab.connect();
         loop {
-            assert!(
-                child.try_wait().unwrap().is_none(),
-                "the restore ended before its disks were copied"
-            );
+            assert_runs(&mut child);
             let machine = libvirt.machine(NAME);
             let jobs = machine.ok().and_then(|machine| machine.monitor().execute(&jobs).ok());
             let jobs = jobs.unwrap_or_default();

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::instant::{NAME, kill_servers, servers};
 use super::{World, at};
+use crate::rig::assert_runs;
 
 #[test]
 fn writes_of_the_guest_survive_the_death_of_restore_and_server() {
@@ -130,7 +131,7 @@ fn a_restore_killed_before_its_machine_is_defined_is_cleaned_up() {
         .spawn()
         .unwrap();
     while servers(&folder).is_empty() {
-        assert!(child.try_wait().unwrap().is_none());
+        assert_runs(&mut child);
         world.lab.clock.sleep(Duration::from_millis(1));
     }
     kill_process(Pid::from_child(&child), Signal::KILL).unwrap();

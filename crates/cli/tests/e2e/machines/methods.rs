@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{World, at};
 use crate::host::{loop_device, system, text};
+use crate::rig::assert_runs;
 use holdfast_test_kit::libvirt::LibvirtLab;
 
 impl World {
@@ -161,7 +162,7 @@ fn the_doctor_commits_the_overlays_of_a_killed_backup() {
     let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
     let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
     while world.images().len() < 4 {
-        assert!(child.try_wait().unwrap().is_none());
+        assert_runs(&mut child);
         world.lab.clock.sleep(Duration::from_millis(5));
     }
     world.lab.clock.sleep(Duration::from_millis(300));
@@ -229,7 +230,7 @@ fn an_interrupted_backup_commits_its_overlays() {
     let words = ["backup", "web1", "--method=overlay", "--bwlimit", "1M"];
     let mut child = world.rig.command(&at(&uri, &words)).spawn().unwrap();
     while world.images().len() < 4 {
-        assert!(child.try_wait().unwrap().is_none());
+        assert_runs(&mut child);
         world.lab.clock.sleep(Duration::from_millis(5));
     }
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

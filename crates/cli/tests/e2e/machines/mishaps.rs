@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::doctors::found;
 use super::{World, at};
 use crate::host::{SmallFileSystem, small_file_system, system, text};
+use crate::rig::assert_runs;
 use holdfast_test_kit::run;
 
 /// Longer than any successful step here.
@@ -24,10 +25,7 @@ impl World {
         let mut child = self.rig.command(&at(&uri, &words)).spawn().unwrap();
         let start = self.lab.clock.now();
         while !self.journal().iter().any(|note| note["phase"] == "reading") {
-            assert!(
-                child.try_wait().unwrap().is_none(),
-                "the backup ended before it was reading"
-            );
+            assert_runs(&mut child);
             assert!(self.lab.clock.now().saturating_sub(start) < PATIENCE);
             self.lab.clock.sleep(Duration::from_millis(5));
         }
@@ -67,7 +65,7 @@ fn a_hanging_repository_does_not_block_the_guest() {
         for round in 40..60 {
             world.write(round % 2, 91, 65_536 * round, 65_536);
         }
-        assert!(child.try_wait().unwrap().is_none(), "the backup waits for its target");
+        assert_runs(&mut child);
     }
     assert_eq!(child.wait().unwrap().code(), Some(0));
     world.assert_runs_and_is_clean();

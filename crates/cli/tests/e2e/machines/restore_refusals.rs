@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{World, at};
 use crate::host::{loop_device, small_file_system};
-use crate::rig::noise;
+use crate::rig::{assert_runs, noise};
 use holdfast_test_kit::run;
 
 /// Size of incompressible data, so that a restore takes some time.
@@ -308,7 +308,7 @@ fn a_killed_restore_leaves_partial_files_that_the_next_one_removes() {
         let mut child = world.rig.command(&words).spawn().unwrap();
         let is_partial = |name: &String| name.ends_with(".partial");
         while world.files().iter().filter(|name| is_partial(name)).count() < 2 {
-            assert!(child.try_wait().unwrap().is_none(), "the restore ended before the kill");
+            assert_runs(&mut child);
             std::thread::yield_now();
         }
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();

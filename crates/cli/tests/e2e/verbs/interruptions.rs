@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::host::{system, text};
 use crate::program::{stderr, stdout};
-use crate::rig::{Rig, document_of, noise};
+use crate::rig::{Rig, assert_runs, document_of, noise};
 
 const MIB: usize = 1 << 20;
 /// Attempts for the signal to come in the middle of a job, on a busy host.
@@ -72,7 +72,7 @@ fn an_interrupt_ends_a_command_with_a_blocked_output() {
         let held = || rustix::io::ioctl_fionread(&reader).unwrap();
         let mut before = 0;
         while before < 4096 || held() != before {
-            assert!(child.try_wait().unwrap().is_none(), "{words:?}");
+            assert_runs(&mut child);
             before = held();
             clock.sleep(Duration::from_millis(300));
         }
@@ -158,7 +158,7 @@ fn a_killed_import_leaves_nothing_in_the_temporary_folder() {
         links.any(|link| link.display().to_string().starts_with(&temporary))
     };
     while !is_stored() {
-        assert!(child.try_wait().unwrap().is_none());
+        assert_runs(&mut child);
         clock.sleep(Duration::from_millis(2));
     }
     assert!(rig.names("tmp").is_empty(), "the temporary image has a name");
@@ -224,7 +224,7 @@ fn kill_when_begun(rig: &Rig, words: &[&str]) {
         .spawn()
         .unwrap();
     while !has_partial(rig) {
-        assert!(child.try_wait().unwrap().is_none(), "the program ended before the kill");
+        assert_runs(&mut child);
         clock.sleep(Duration::from_micros(200));
     }
     child.kill().unwrap();
