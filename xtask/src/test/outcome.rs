@@ -1,5 +1,8 @@
 //! The results of test programs, from the output of libtest.
 
+/// Number of lines that are repeated of the output of a failed test: the message and the backtrace come first.
+const OUTPUT_LINE_COUNT_MAX: usize = 40;
+
 /// The results of some programs.
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
@@ -7,13 +10,41 @@ pub(super) struct Outcome {
     ignored: u64,
     /// Names of failed tests, and of programs that failed without naming a test.
     failed: Vec<String>,
+    /// The output of the failed tests, each under a line with its name.
+    output_of_failed: Vec<String>,
+    section: Section,
     /// Seconds and names.
     times: Vec<(f64, String)>,
+}
+
+/// The part of libtest's output that a line belongs to.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+enum Section {
+    #[default]
+    Tests,
+    /// The output of the failed tests; holds the number of lines of the current one.
+    OutputOfFailed(usize),
+    NamesOfFailed,
 }
 
 impl Outcome {
     /// Parses a line of a program's output.
     pub(super) fn read(&mut self, line: &str) {
+        self.section = match self.section {
+            Section::Tests if line == "failures:" => Section::OutputOfFailed(0),
+            Section::OutputOfFailed(_) if line == "failures:" => Section::NamesOfFailed,
+            Section::OutputOfFailed(_) if line.starts_with("---- ") => {
+                self.output_of_failed.push(line.to_owned());
+                Section::OutputOfFailed(0)
+            }
+            Section::OutputOfFailed(number) => {
+                if number < OUTPUT_LINE_COUNT_MAX {
+                    self.output_of_failed.push(line.to_owned());
+                }
+                Section::OutputOfFailed(number + 1)
+            }
+            section => section,
+        };
         if let Some(counts) = line.strip_prefix("test result: ") {
             self.passed += count(counts, " passed");
             self.ignored += count(counts, " ignored");
@@ -40,10 +71,11 @@ impl Outcome {
         self.passed += other.passed;
         self.ignored += other.ignored;
         self.failed.extend(other.failed);
+        self.output_of_failed.extend(other.output_of_failed);
         self.times.extend(other.times);
     }
 
-    /// Prints the slowest tests and the summary.
+    /// Prints the slowest tests, the output of failed tests again, and the summary.
     ///
     /// # Errors
     /// The tests that failed; or that no test ran.
@@ -52,6 +84,12 @@ impl Outcome {
         self.times.sort_by(|left, right| right.0.total_cmp(&left.0));
         for (seconds, name) in self.times.iter().take(slowest_count) {
             println!("{seconds:8.1} s  {name}");
+        }
+        if !self.output_of_failed.is_empty() {
+            println!(
+                "\nThe output of the failed tests:\n{}",
+                self.output_of_failed.join("\n")
+            );
         }
         if !self.failed.is_empty() {
             return Err(format!(
@@ -112,6 +150,19 @@ mod tests {
              test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.10s",
         );
         assert_eq!(read.report(10), Err("1 tests failed:\n  a::wrong".to_owned()));
+    }
+
+    #[test]
+    fn the_start_of_the_output_of_failed_tests_is_kept() {
+        let long = "line\n".repeat(super::OUTPUT_LINE_COUNT_MAX + 1);
+        let read = outcome(&format!(
+            "test a::long ... FAILED <0.100s>\n\nfailures:\n\n---- a::long stdout ----\n{long}\n\
+             ---- a::wrong stdout ----\n3 is not 4\n\nfailures:\n    a::long\n"
+        ));
+        let mut expected = vec!["", "---- a::long stdout ----"];
+        expected.extend(["line"; super::OUTPUT_LINE_COUNT_MAX]);
+        expected.extend(["---- a::wrong stdout ----", "3 is not 4", ""]);
+        assert_eq!(read.output_of_failed, expected);
     }
 
     #[test]
