@@ -67,9 +67,9 @@ impl ReplicationSides<'_> {
         there: Option<&ReplicaDataset>,
         plan: &Replication,
     ) -> ReplicatedDataset {
-        let newest = |dataset: &ReplicaDataset, is_ours: bool| {
+        let newest = |dataset: &ReplicaDataset, is_source: bool| {
             let mut snapshots = dataset.snapshots.iter().rev().filter(|one| !one.is_bookmark);
-            let found = snapshots.find(|one| !is_ours || (self.request.is_wanted)(&one.name));
+            let found = snapshots.find(|one| !is_source || (self.request.is_wanted)(&one.name));
             found.map(|one| (one.name.clone(), one.time_s))
         };
         let notes = plan.name_conflicts.iter().map(|name| {

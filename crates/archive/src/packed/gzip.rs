@@ -103,7 +103,7 @@ pub(crate) fn checksum_of(member: &[u8]) -> Option<u32> {
 /// Packed and unpacked length of a member, if it records them.
 pub(crate) fn sizes(head: &[u8]) -> Option<(usize, usize)> {
     let head = Record::<MEMBER_HEAD_BYTES>::first_of(head)?;
-    let is_ours = *head.field::<0, 4>() == [0x1f, 0x8b, 8, FLAG_EXTRA]
+    let has_sizes = *head.field::<0, 4>() == [0x1f, 0x8b, 8, FLAG_EXTRA]
         && head.le_u16::<HEAD_BYTES>() >= 12
         && *head.field::<{ HEAD_BYTES + 2 }, 2>() == SIZES
         && *head.field::<{ HEAD_BYTES + 4 }, 2>() == [8, 0];
@@ -112,7 +112,7 @@ pub(crate) fn sizes(head: &[u8]) -> Option<(usize, usize)> {
         head.le_u32::<{ HEAD_BYTES + 6 }>(),
         head.le_u32::<{ HEAD_BYTES + 10 }>(),
     );
-    is_ours.then(|| (number(length), number(unpacked)))
+    has_sizes.then(|| (number(length), number(unpacked)))
 }
 
 /// Reads the next member.

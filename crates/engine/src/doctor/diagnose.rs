@@ -83,11 +83,11 @@ impl Diagnosis<'_> {
     /// Whether the process of a run is alive, according to the journal and the visible processes.
     pub(super) fn owner(&self, run: RunId) -> Owner {
         let watches = |words: &Vec<String>| is_watchdog_of(words, run);
-        let living = self.seen.living.as_ref();
-        if living.is_some_and(|living| living.iter().any(watches)) {
+        let processes = self.seen.processes.as_ref();
+        if processes.is_some_and(|processes| processes.iter().any(watches)) {
             return Owner::Alive;
         }
-        match (self.note_of(run).map(|noted| noted.life), living) {
+        match (self.note_of(run).map(|noted| noted.life), processes) {
             (Some(Liveness::Alive), _) => Owner::Alive,
             (Some(Liveness::Unknown), _) | (None, None) => Owner::Unknown,
             // A run without a note: any process that belongs to no other run may be its owner.
@@ -175,8 +175,8 @@ impl Diagnosis<'_> {
                     .push(format!("{} is frozen, and a backup of it is running", machine.name));
             }
             SeenFreeze::Frozen => {
-                let ours = self.dead_freeze(machine);
-                let what = match &ours {
+                let own_freeze = self.dead_freeze(machine);
+                let what = match &own_freeze {
                     Some(noted) => format!(
                         "its file systems are frozen, and every program in it that writes waits: run {} froze them, and died",
                         noted.record.run
@@ -189,7 +189,7 @@ impl Diagnosis<'_> {
                     machine: Some(machine.name.clone()),
                     kind: FindingKind::Frozen,
                     what,
-                    since_ms: ours.map(|noted| noted.record.start_ms),
+                    since_ms: own_freeze.map(|noted| noted.record.start_ms),
                     is_danger: true,
                     remedy: Action::Repair(Repair::Thaw, "thaw them by the guest agent".to_owned()),
                 });
@@ -233,7 +233,7 @@ impl Diagnosis<'_> {
 
     /// How the user can find out whether the process of a run is alive.
     fn liveness_advice(&self, run: RunId) -> String {
-        match (self.note_of(run), &self.seen.living) {
+        match (self.note_of(run), &self.seen.processes) {
             (Some(noted), _) => format!(
                 "it was process {} on {}, whose processes cannot be seen from this host; run the doctor there",
                 noted.record.process.process, noted.record.process.host

@@ -17,7 +17,7 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
     for disk in &machine.disks {
         let Some(node) = &disk.node else { continue };
         for bitmap in disk.bitmaps.iter().filter(|bitmap| !bitmap.is_busy) {
-            let is_ours = is_holdfast_bitmap(&bitmap.name);
+            let is_own = is_holdfast_bitmap(&bitmap.name);
             let repository = diagnosis.seen.repository.as_ref();
             let is_obsolete = repository.is_some_and(|repository| {
                 is_bitmap_of(&bitmap.name, &repository.id) && !repository.needed.contains(&bitmap.name)
@@ -27,14 +27,14 @@ pub(super) fn bitmaps(diagnosis: &mut Diagnosis<'_>, machine: &SeenMachine) {
                 (false, true) => "is needed by no snapshot in the repository, and costs a little at each write",
                 (false, false) => continue,
             };
-            if is_ours && is_at_work {
+            if is_own && is_at_work {
                 continue;
             }
             let repair = Repair::RemoveBitmap {
                 node: node.clone(),
                 name: bitmap.name.clone(),
             };
-            let remedy = if is_ours {
+            let remedy = if is_own {
                 Action::Repair(
                     repair,
                     "remove it; the next backup reads everything once, and stores what changed".to_owned(),

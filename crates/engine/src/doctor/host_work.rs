@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use holdfast_host::provider::{
-    Dataset, HostSnapshotName, OURS, ProviderError, ProviderKind, ProviderLeftover, TemporaryClone, TemporaryCloneKind,
+    Dataset, HostSnapshotName, ProviderError, ProviderKind, ProviderLeftover, SNAPSHOT_FOLDER, TemporaryClone,
+    TemporaryCloneKind,
 };
 use holdfast_host::{Description, DiskChoice, ToolError};
 use holdfast_repo::{Liveness, ProcessIdentity};
@@ -54,7 +55,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, descriptions: &[Description], jo
             Err(error) => seen.unknown.push(format!("{dataset} cannot be examined: {error}")),
         }
         if dataset.provider.has_folders() {
-            seen.folders.push(Path::new(&dataset.name).join(OURS));
+            seen.folders.push(Path::new(&dataset.name).join(SNAPSHOT_FOLDER));
         }
     }
     seen.cuts = unfinished.into_values().collect();

@@ -37,7 +37,7 @@ pub(super) fn look(
     request: &DoctorRequest<'_>,
     images: &[&PathBuf],
     noted: &BTreeSet<&Path>,
-    living: Option<&[Vec<String>]>,
+    processes: Option<&[Vec<String>]>,
 ) -> Vec<SeenInstant> {
     let mut owners = BTreeMap::new();
     for patient in &request.patients {
@@ -52,7 +52,7 @@ pub(super) fn look(
         let beside = places.into_iter().flat_map(|place| folders(place, &["."]));
         found.extend(beside.filter(|folder| folder.to_string_lossy().ends_with(ENDING)));
     }
-    let served = living.into_iter().flatten().filter_map(|words| served_by(words));
+    let served = processes.into_iter().flatten().filter_map(|words| served_by(words));
     let served: BTreeSet<PathBuf> = served.filter(|folder| is_whole && !found.contains(folder)).collect();
     let near = found.into_iter().map(|folder| (folder, true));
     let seen = near

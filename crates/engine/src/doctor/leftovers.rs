@@ -23,15 +23,15 @@ const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
 /// Finds leftovers. `files` are the files of machines, `snapshot_folders` the folders with host snapshots.
 ///
-/// `living` are the other Holdfast processes, if known: if there are none, no file can be in use by its creator.
+/// `processes` are the other Holdfast processes, if known: if there are none, no file can be in use by its creator.
 pub(super) fn leftovers(
     request: &DoctorRequest<'_>,
     files: &BTreeSet<&PathBuf>,
     snapshot_folders: &[PathBuf],
-    living: Option<&[Vec<String>]>,
+    processes: Option<&[Vec<String>]>,
 ) -> Vec<Leftover> {
     let mut found = Vec::new();
-    let is_alone = living.is_some_and(<[_]>::is_empty);
+    let is_alone = processes.is_some_and(<[_]>::is_empty);
     let now_ms = (request.now_ms)();
     let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
@@ -102,12 +102,12 @@ pub(super) fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
     };
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
     let us = rustix::process::geteuid().as_raw();
-    let ours = entries.filter(|entry| {
+    let own = entries.filter(|entry| {
         let name = entry.file_name();
         let is_called_so = beginnings.iter().any(|start| name.to_string_lossy().starts_with(start));
         is_called_so && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == us)
     });
-    let mut folders: Vec<_> = ours.map(|entry| entry.path()).collect();
+    let mut folders: Vec<_> = own.map(|entry| entry.path()).collect();
     folders.sort();
     folders
 }

@@ -54,11 +54,11 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     let unattached = found
         .as_ref()
         .map_or_else(Vec::new, |found| unattached(found, &runs, request));
-    let living = found.map(|found| found.into_iter().map(|process| process.arguments).collect());
+    let processes = found.map(|found| found.into_iter().map(|process| process.arguments).collect());
     let mut seen = Seen {
         runs,
         unattached,
-        living,
+        processes,
         everything: request.everything,
         address: request.address.clone(),
         unreachable: request.unreachable.clone(),
@@ -79,7 +79,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
     seen.places = places::look(request)?;
     let folders = places::folders(&seen.places);
-    let instants = instants::look(request, &images, &folders, seen.living.as_deref());
+    let instants = instants::look(request, &images, &folders, seen.processes.as_deref());
     let beside = descriptions.iter().flat_map(|description| {
         let tpm = description.tpm.as_ref().and_then(|tpm| tpm.place.file());
         description.nvram.iter().chain(tpm.map(|file| &file.path))
@@ -87,7 +87,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     // An examined machine is also one of the neighbours.
     let files: BTreeSet<&PathBuf> = images.iter().copied().chain(beside).collect();
     seen.host = host_work::look(request, &descriptions, job)?;
-    let leftovers = leftovers(request, &files, &seen.host.folders, seen.living.as_deref());
+    let leftovers = leftovers(request, &files, &seen.host.folders, seen.processes.as_deref());
     let emptied = match request.neighbours {
         Some(_) => emptied(&images, &seen.chains),
         None => Vec::new(),
@@ -105,8 +105,8 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
 /// Processes that may be working on a machine, but have no note and no watchdog of a run.
 ///
 /// A run has its watchdog from before its first change to a QEMU until after its last.
-fn unattached(living: &[ProcessInfo], runs: &[SeenRun], request: &DoctorRequest<'_>) -> Vec<String> {
-    let watchdogs = living
+fn unattached(processes: &[ProcessInfo], runs: &[SeenRun], request: &DoctorRequest<'_>) -> Vec<String> {
+    let watchdogs = processes
         .iter()
         .filter(|process| process.arguments.iter().any(|word| word == "watchdog"));
     let watched: BTreeSet<u32> = watchdogs.filter_map(|watchdog| parent_of(watchdog.pid)).collect();
@@ -116,7 +116,7 @@ fn unattached(living: &[ProcessInfo], runs: &[SeenRun], request: &DoctorRequest<
         let mut patients = request.patients.iter();
         address == request.address || patients.any(|patient| patient.address == address)
     };
-    let may_be = living.iter().filter(|process| {
+    let may_be = processes.iter().filter(|process| {
         let is_verb = |word: &String| CHANGING_VERBS.contains(&&word[..]);
         process.arguments.iter().any(is_verb)
             && address_in(&process.arguments).is_none_or(is_examined)

@@ -232,9 +232,9 @@ fn wait_for_watchdogs(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<()> {
     loop {
         let dead = noted_runs(folder)?.into_iter();
         let mut dead = dead.filter(|note| note.liveness(request.processes) == Liveness::Dead);
-        let living = processes_named(request.program).unwrap_or_default();
+        let processes = processes_named(request.program).unwrap_or_default();
         let is_watched = dead.any(|note| {
-            living
+            processes
                 .iter()
                 .any(|process| is_watchdog_of(&process.arguments, note.run))
         });

@@ -85,10 +85,10 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<
         return Ok(Vec::new());
     }
     let prefix = prefix(request);
-    let living = processes_named(request.program);
-    let living: Option<Vec<Vec<String>>> =
-        living.map(|found| found.into_iter().map(|process| process.arguments).collect());
-    let life = |machine: Option<&XenMachine>| life(request, machine, living.as_deref());
+    let processes = processes_named(request.program);
+    let processes: Option<Vec<Vec<String>>> =
+        processes.map(|found| found.into_iter().map(|process| process.arguments).collect());
+    let life = |machine: Option<&XenMachine>| life(request, machine, processes.as_deref());
     let lives: Vec<SnapshotOwner> = first
         .iter()
         .map(|one| whose(one, &prefix, || life(owner(patient, one))))
@@ -154,15 +154,15 @@ fn time_ms(text: &str) -> Option<i64> {
 }
 
 /// Whether a backup of the machine is running. If its lock cannot be checked, any backup of pools may be the one.
-fn life(request: &DoctorRequest<'_>, machine: Option<&XenMachine>, living: Option<&[Vec<String>]>) -> Liveness {
+fn life(request: &DoctorRequest<'_>, machine: Option<&XenMachine>, processes: Option<&[Vec<String>]>) -> Liveness {
     let Some(place) = place(request) else {
         return Liveness::Unknown;
     };
     if machine.is_some_and(|machine| MachineLock::is_held(&place, &machine.summary, Work::Backup)) {
         return Liveness::Alive;
     }
-    match living {
-        Some(living) if !living.iter().any(|words| backs_up_pools(words)) => Liveness::Dead,
+    match processes {
+        Some(processes) if !processes.iter().any(|words| backs_up_pools(words)) => Liveness::Dead,
         _ => Liveness::Unknown,
     }
 }

@@ -23,7 +23,7 @@ pub(super) struct Seen {
     pub(super) unreachable: Vec<(String, String)>,
     pub(super) runs: Vec<SeenRun>,
     /// The command lines of other Holdfast processes; none if they cannot be listed.
-    pub(super) living: Option<Vec<Vec<String>>>,
+    pub(super) processes: Option<Vec<Vec<String>>>,
     /// Descriptions of Holdfast processes that may have changed a QEMU, but have no note and no watchdog of a run.
     pub(super) unattached: Vec<String>,
     /// The chains of the disks of all machines, each with the name of the machine.

@@ -17,7 +17,7 @@ use crate::machine::run_journal::JournalPlace;
 /// Examines the machines.
 pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
     for machine in &request.virtualbox {
-        match look_at(request, machine, seen.living.as_deref()) {
+        match look_at(request, machine, seen.processes.as_deref()) {
             Ok(found) => seen.boxes.extend(found),
             Err(error) => seen.unreachable.push((machine.name().to_owned(), error.to_string())),
         }
@@ -27,12 +27,12 @@ pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
 fn look_at(
     request: &DoctorRequest<'_>,
     machine: &VirtualBoxMachine<'_>,
-    living: Option<&[Vec<String>]>,
+    processes: Option<&[Vec<String>]>,
 ) -> Result<Option<SeenBox>> {
     if machine.left_snapshots()?.is_empty() {
         return Ok(None);
     }
-    let life = life(request, machine, living);
+    let life = life(request, machine, processes);
     // A backup that has ended meanwhile has deleted its snapshots.
     let snapshots = machine.left_snapshots()?;
     Ok((!snapshots.is_empty()).then(|| SeenBox {
@@ -45,15 +45,15 @@ fn look_at(
 }
 
 /// Whether a backup of the machine is running. If it has no note here, any backup of VirtualBox machines may be the one.
-fn life(request: &DoctorRequest<'_>, machine: &VirtualBoxMachine<'_>, living: Option<&[Vec<String>]>) -> Liveness {
+fn life(request: &DoctorRequest<'_>, machine: &VirtualBoxMachine<'_>, processes: Option<&[Vec<String>]>) -> Liveness {
     let Some(place) = place(request) else {
         return Liveness::Unknown;
     };
     if MachineLock::is_held(&place, &summary(machine), Work::Backup) {
         return Liveness::Alive;
     }
-    match living {
-        Some(living) if !living.iter().any(|words| backs_up_virtualbox(words)) => Liveness::Dead,
+    match processes {
+        Some(processes) if !processes.iter().any(|words| backs_up_virtualbox(words)) => Liveness::Dead,
         _ => Liveness::Unknown,
     }
 }

@@ -387,14 +387,14 @@ fn remove_partial(partial: &Path) -> std::io::Result<()> {
 /// Whether `entry` is a file or folder called `.NAME.RANDOM.partial`.
 fn is_partial_of(entry: &DirEntry, name: &OsStr) -> bool {
     let found = entry.file_name();
-    let is_ours = |kind: FileType| kind.is_file() || kind.is_dir();
+    let has_type = |kind: FileType| kind.is_file() || kind.is_dir();
     let random = found
         .as_bytes()
         .strip_prefix(b".")
         .and_then(|rest| rest.strip_prefix(name.as_bytes()))
         .and_then(|rest| rest.strip_prefix(b"."))
         .and_then(|rest| rest.strip_suffix(b".partial"));
-    entry.file_type().is_ok_and(is_ours)
+    entry.file_type().is_ok_and(has_type)
         && random.is_some_and(|random| {
             random.len() == 8 && random.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'))
         })

@@ -391,7 +391,7 @@ impl<'a> RepositoryCopy<'a> {
     /// Removes a duplicate if another process has copied the same snapshot. Every process keeps the copy with the
     /// smallest id. Each process checks after its commit, so at least one of them sees both copies.
     fn settle(&mut self, manifest: &Manifest, copy: Manifest) -> Result<SnapshotId> {
-        let ours = copy.id;
+        let own_id = copy.id;
         let (new, _) = self.to.snapshots_except(self.holdings.known())?;
         let identity = origin::identity(manifest);
         let (mut twins, others): (Vec<_>, Vec<_>) =
@@ -412,7 +412,7 @@ impl<'a> RepositoryCopy<'a> {
             }
         }
         let id = first.id;
-        if id != ours {
+        if id != own_id {
             self.job.progress.note(&format!(
                 "{} was copied by another process at the same time",
                 manifest.id

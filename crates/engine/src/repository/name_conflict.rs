@@ -273,16 +273,16 @@ impl NameClaim<'_> {
             });
         };
         let is_beside = matches!(self.claimant, Claimant::Archive(_)) && !is_imported(holder);
-        let theirs = MachineIdentity::of(holder);
+        let present = MachineIdentity::of(holder);
         // Earlier versions stored no identity for a machine without a UUID.
-        let is_earlier = theirs == MachineIdentity::Unidentified && identity.is_without_uuid();
-        let is_same = (theirs == identity || is_earlier) && !is_beside;
+        let is_earlier = present == MachineIdentity::Unidentified && identity.is_without_uuid();
+        let is_same = (present == identity || is_earlier) && !is_beside;
         let mut others: BTreeSet<MachineIdentity> = of_name().map(MachineIdentity::of).collect();
         others.remove(&identity);
         let same: BTreeSet<MachineIdentity> = match (self.continuation, is_same) {
             (Continuation::Stated, _) => others,
             (Continuation::SameIdentity, true) => continued(holder)
-                .chain(is_earlier.then_some(theirs))
+                .chain(is_earlier.then_some(present))
                 .filter(|other| others.contains(other))
                 .collect(),
             (Continuation::SameIdentity, false) => return Err(self.refusal(holder).into()),
@@ -305,13 +305,13 @@ impl NameClaim<'_> {
             .or_else(|| note(&holder.notes, NOTE_HYPERVISOR));
         let place = place.map_or("libvirt or QEMU", String::as_str);
         let identity = self.claimant.identity();
-        let theirs = match MachineIdentity::of(holder) {
+        let present = match MachineIdentity::of(holder) {
             MachineIdentity::Images => "images".to_owned(),
             other if other == identity => format!("the machine itself ({other}, of {place})"),
             other if is_imported(holder) => format!("another machine, an import ({other}, from {place})"),
             other => format!("another machine ({other}, of {place})"),
         };
-        let ours = match self.claimant {
+        let wanted = match self.claimant {
             Claimant::Images => "these are images".to_owned(),
             Claimant::Archive(_) => format!("this is an archive ({identity})"),
             Claimant::Machine(_) => format!("this is {identity}"),
@@ -319,8 +319,8 @@ impl NameClaim<'_> {
         NameTaken {
             name: self.name.to_owned(),
             newest: holder.id,
-            theirs,
-            ours,
+            present,
+            wanted,
         }
     }
 

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_others_are_not_ours() {
+    fn other_names_have_no_run() {
         for name in [
             "libvirt-1-format",
             "hf-",

@@ -109,7 +109,7 @@ impl Removal<'_> {
         self.first_error.get_or_insert(error);
     }
 
-    fn is_ours(&self, name: &str) -> bool {
+    fn is_of_run(&self, name: &str) -> bool {
         run_of(name) == Some(self.run)
     }
 
@@ -126,7 +126,7 @@ impl Removal<'_> {
 
     /// Cancels the jobs that copy ranges of disks.
     fn jobs(&self) -> Result<()> {
-        end_jobs(self.monitor, self.clock, &|id| self.is_ours(id))
+        end_jobs(self.monitor, self.clock, &|id| self.is_of_run(id))
     }
 
     /// Removes the exports and stops the server.
@@ -135,8 +135,8 @@ impl Removal<'_> {
     /// The server may still be running.
     fn exports(&mut self) -> Result<()> {
         let ids = export_ids(self.monitor)?;
-        let ours: Vec<&String> = ids.iter().filter(|id| self.is_ours(id)).collect();
-        for id in &ours {
+        let of_run: Vec<&String> = ids.iter().filter(|id| self.is_of_run(id)).collect();
+        for id in &of_run {
             let arguments = json!({ "id": id, "mode": "hard" });
             match self.monitor.execute(&QmpCommand::new("block-export-del", arguments)) {
                 Ok(_) => {}
@@ -145,11 +145,11 @@ impl Removal<'_> {
                 Err(error) => self.note(error),
             }
         }
-        let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_ours(name));
-        let has_files = fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_ours(label));
+        let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_of_run(name));
+        let has_files = fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_of_run(label));
         // QEMU has one NBD server. Another client could not have started a second one, and has exports if the server
         // is its own.
-        if ours.len() == ids.len() && (has_nodes || has_files || !ours.is_empty()) {
+        if of_run.len() == ids.len() && (has_nodes || has_files || !of_run.is_empty()) {
             match self.monitor.execute(&QmpCommand::new("nbd-server-stop", Value::Null)) {
                 Ok(_) => {}
                 Err(MonitorError::Refused { description, .. }) if description.contains(SERVER_STOPPED) => {}
@@ -161,9 +161,9 @@ impl Removal<'_> {
 
     /// Sets devices that use a Holdfast node of this role back to the node below it.
     fn detach_from_devices(&mut self, role: Role) -> Result<()> {
-        let is_ours = |disk: &QemuDisk| self.is_ours(&disk.node) && role_of(&disk.node) == Some(role);
-        let on_ours: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(is_ours).collect();
-        for disk in on_ours {
+        let has_role = |disk: &QemuDisk| self.is_of_run(&disk.node) && role_of(&disk.node) == Some(role);
+        let with_role: Vec<QemuDisk> = disks(self.monitor)?.into_iter().filter(has_role).collect();
+        for disk in with_role {
             // A snapshot may have replaced the node that was below Holdfast's node when it was inserted, so the current
             // graph is used.
             let graph = Graph::query(self.monitor)?;
@@ -190,7 +190,7 @@ impl Removal<'_> {
         let names = node_names(self.monitor)?;
         for role in roles {
             for name in names.iter().filter(|name| role_of(name).as_ref() == Some(role)) {
-                if self.is_ours(name) {
+                if self.is_of_run(name) {
                     self.execute_with_retries(&about_node("blockdev-del", name));
                 }
             }
@@ -219,15 +219,15 @@ impl Removal<'_> {
         // machine are removed by a later call.
         for _ in 0..ATTEMPT_COUNT {
             let sets = fd_sets(self.monitor)?;
-            let ours: Vec<u64> = sets
+            let of_run: Vec<u64> = sets
                 .iter()
-                .filter(|(_, label)| self.is_ours(label))
+                .filter(|(_, label)| self.is_of_run(label))
                 .map(|(set, _)| *set)
                 .collect();
-            if ours.is_empty() {
+            if of_run.is_empty() {
                 break;
             }
-            for set in ours {
+            for set in of_run {
                 match self
                     .monitor
                     .execute(&QmpCommand::new("remove-fd", json!({ "fdset-id": set })))
@@ -241,7 +241,7 @@ impl Removal<'_> {
             if !self.is_machine_running()? {
                 break;
             }
-            if !fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_ours(label)) {
+            if !fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_of_run(label)) {
                 break;
             }
             self.clock.sleep(ATTEMPT_INTERVAL);

@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 pub use crate::storage::file_system::clone_file;
 pub use btrfs::{Btrfs, BtrfsSide};
 pub use error::ProviderError;
-pub use folder::OURS;
+pub use folder::SNAPSHOT_FOLDER;
 pub use incoming::{Incoming, StreamCheck, StreamRefusal};
 pub use leftovers::{ProviderLeftover, ProviderLeftoverKind};
 pub use locate::{DatasetPath, Located, locate};

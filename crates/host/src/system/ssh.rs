@@ -20,7 +20,7 @@ const SSH: &str = "ssh";
 const CODE_OF_SSH: i32 = 255;
 /// Holdfast on the other host. A server that permits only this program must be able to recognize its command line, so
 /// it is called without `env`.
-const OURS: &str = "holdfast";
+const PROGRAM: &str = "holdfast";
 
 /// The address of a host, and options for ssh.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,7 +145,7 @@ fn texts(words: &[String]) -> Vec<&str> {
 /// The command line for the shell at the other end.
 fn command_line(program: &str, arguments: &[&str]) -> String {
     let path = format!("PATH={PROGRAM_PATH}");
-    let before: &[&str] = if program == OURS {
+    let before: &[&str] = if program == PROGRAM {
         &[]
     } else {
         &["env", "LC_ALL=C", &path]

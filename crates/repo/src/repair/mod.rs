@@ -237,8 +237,8 @@ impl Repository {
         let mut add = |action, reason: &str| actions.push((action, reason.to_owned()));
         for finding in survey.findings.list() {
             // A file or folder under the name of an object belongs to the user, who has to remove it.
-            let is_ours = finding.kind.is_damage() && finding.kind != FindingKind::Obstructed;
-            if !is_ours && finding.kind != FindingKind::Single {
+            let is_removable = finding.kind.is_damage() && finding.kind != FindingKind::Obstructed;
+            if !is_removable && finding.kind != FindingKind::Single {
                 continue;
             }
             let Ok(object) = finding.object.parse::<ObjectName>() else {

@@ -57,8 +57,8 @@ pub(crate) fn protected_by(name: &ObjectName) -> Option<SnapshotId> {
         None => (name.name(), None),
     };
     let is_number = |text: &str| text.len() == 8 && u32::from_str_radix(text, 16).is_ok();
-    let is_ours = name.kind() == ObjectKind::Protected && holder.is_none_or(is_number);
-    is_ours.then(|| snapshot.parse().ok())?
+    let is_of_snapshot = name.kind() == ObjectKind::Protected && holder.is_none_or(is_number);
+    is_of_snapshot.then(|| snapshot.parse().ok())?
 }
 
 /// Whether a name announces that a snapshot is about to be removed.

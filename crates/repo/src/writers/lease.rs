@@ -330,8 +330,8 @@ pub(crate) fn is_only_writer(vault: &Vault, writer: WriterId) -> Result<bool> {
 pub(crate) fn is_another_writer_active(vault: &Vault) -> Result<bool> {
     let (records, errors) = readable_writers(vault)?;
     let this = vault.environment.processes.this();
-    let is_ours = |record: &WriterRecord| record.work == Work::Repair && record.process == this;
-    let mut others = records.iter().filter(|record| !is_ours(record));
+    let is_own = |record: &WriterRecord| record.work == Work::Repair && record.process == this;
+    let mut others = records.iter().filter(|record| !is_own(record));
     Ok(!errors.is_empty() || others.any(|record| !is_dead(vault, record)))
 }
 

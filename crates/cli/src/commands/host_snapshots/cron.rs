@@ -191,7 +191,7 @@ impl Report for CronDone {
         }
         let freed: u64 = self.removed.iter().filter_map(|removed| removed.used_bytes).sum();
         if freed > 0 {
-            page.line(&format!("{} were theirs alone", units::bytes(freed)));
+            page.line(&format!("{} were used only by them", units::bytes(freed)));
         }
         if self.interrupted {
             page.styled(

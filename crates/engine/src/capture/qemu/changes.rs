@@ -212,7 +212,7 @@ impl BitmapNames {
     }
 
     /// Whether a bitmap was made for this repository.
-    pub(super) fn is_ours(&self, name: &str) -> bool {
+    pub(super) fn is_of_this_repository(&self, name: &str) -> bool {
         name.starts_with(&self.prefix)
     }
 }
@@ -227,7 +227,7 @@ pub(crate) fn is_holdfast_bitmap(name: &str) -> bool {
 
 /// Whether a bitmap was made for the repository with this id.
 pub(crate) fn is_bitmap_of(name: &str, repository: &str) -> bool {
-    BitmapNames::new(repository, 0).is_ours(name)
+    BitmapNames::new(repository, 0).is_of_this_repository(name)
 }
 
 /// Compares some places that `changed` marks as unchanged with the previous snapshot. An unreadable place is not proof
@@ -307,8 +307,8 @@ mod tests {
             [&one, &other],
             ["holdfast-0123abcd-ffffffff", "holdfast-0123abcd-00000000"]
         );
-        assert!(names.is_ours(&one) && names.is_ours(&other) && is_holdfast_bitmap(&one));
+        assert!(names.is_of_this_repository(&one) && names.is_of_this_repository(&other) && is_holdfast_bitmap(&one));
         assert!(is_bitmap_of(&one, &first) && !is_bitmap_of(&one, &second));
-        assert!(!BitmapNames::new(&second, 0).is_ours(&one));
+        assert!(!BitmapNames::new(&second, 0).is_of_this_repository(&one));
     }
 }

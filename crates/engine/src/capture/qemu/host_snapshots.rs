@@ -374,10 +374,10 @@ impl QemuCapture<'_> {
         for place in cut.places.values() {
             let provider = self.request.providers.of_dataset(&place.dataset);
             let present = provider.snapshots(&place.dataset.name).unwrap_or_default();
-            let ours = present
+            let own = present
                 .into_iter()
                 .filter(|snapshot| snapshot.name.name.starts_with(&prefix));
-            for snapshot in ours {
+            for snapshot in own {
                 let is_new = snapshot.name.name == cut.name;
                 // Host snapshots are kept only if a later backup is compared with them. After a failed backup these are
                 // the previous ones.

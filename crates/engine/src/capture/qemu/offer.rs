@@ -61,10 +61,10 @@ impl QemuCapture<'_> {
         if self.description.summary.state != MachineState::Running {
             return Some("an overlay is brought down only while the machine runs".to_owned());
         }
-        let ours = images.iter().find(|image| run_of_overlay(image).is_some())?;
+        let overlay = images.iter().find(|image| run_of_overlay(image).is_some())?;
         Some(format!(
             "{} is an overlay that a dead backup has left: holdfast doctor --fix brings it down",
-            ours.display()
+            overlay.display()
         ))
     }
 }

@@ -98,9 +98,9 @@ impl VirtualBoxMachine<'_> {
     /// The snapshots that backups have created, the oldest first: of a running backup, or left by a killed one.
     pub(crate) fn left_snapshots(&self) -> Result<Vec<LeftSnapshot>> {
         let snapshots = self.read()?.settings.snapshots.into_iter();
-        let ours = snapshots.filter(|snapshot| is_ours(&snapshot.name));
+        let own = snapshots.filter(|snapshot| is_holdfast_snapshot(&snapshot.name));
         let left = |Snapshot { uuid, name, .. }| LeftSnapshot { uuid, name };
-        Ok(ours.map(left).collect())
+        Ok(own.map(left).collect())
     }
 
     /// Deletes the snapshots that killed backups have left, and returns their names. Without `VBoxManage` none is
@@ -131,8 +131,9 @@ pub(super) fn delete_left(
     progress: &dyn Progress,
 ) -> Vec<String> {
     // From the newest on: each is merged into the one before it.
-    let is_meant =
-        |snapshot: &&Snapshot| is_ours(&snapshot.name) && place.is_none_or(|place| is_from(&snapshot.name, place));
+    let is_meant = |snapshot: &&Snapshot| {
+        is_holdfast_snapshot(&snapshot.name) && place.is_none_or(|place| is_from(&snapshot.name, place))
+    };
     let left = snapshots.iter().rev().filter(is_meant);
     let mut deleted = Vec::new();
     for snapshot in left {
@@ -149,7 +150,7 @@ pub(super) fn delete_left(
 }
 
 /// Whether a backup has created the snapshot of that name.
-pub(super) fn is_ours(name: &str) -> bool {
+pub(super) fn is_holdfast_snapshot(name: &str) -> bool {
     let is_number = |digits: &str| digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
     let numbers = name.strip_prefix(PREFIX);
     numbers.is_some_and(|numbers| numbers.split('-').count() <= 2 && numbers.split('-').all(is_number))
@@ -192,11 +193,14 @@ fn delete(
 
 #[cfg(test)]
 mod tests {
-    use super::{is_from, is_ours};
+    use super::{is_from, is_holdfast_snapshot};
 
     #[test]
-    fn snapshots_of_others_are_not_ours() {
-        assert!(is_ours("holdfast-backup-0000002a") && is_ours("holdfast-backup-0123abcd-0000002a"));
+    fn other_names_are_not_of_holdfast() {
+        assert!(
+            is_holdfast_snapshot("holdfast-backup-0000002a")
+                && is_holdfast_snapshot("holdfast-backup-0123abcd-0000002a")
+        );
         for other in [
             "",
             "mine",
@@ -209,7 +213,7 @@ mod tests {
             "a holdfast-backup-0000002a",
             "holdfast-backup-before-the-upgrade",
         ] {
-            assert!(!is_ours(other), "{other}");
+            assert!(!is_holdfast_snapshot(other), "{other}");
         }
     }
 

@@ -158,7 +158,7 @@ impl<'a> VirtualBoxMachine<'a> {
         let images: Vec<PathBuf> = said.media.iter().map(|medium| self.file(&medium.location)).collect();
         let writers = writers_of_files(&images);
         Ok(match writers.found.into_iter().next() {
-            Some(living) => Condition::UsedBy(living),
+            Some(user) => Condition::UsedBy(user),
             None => Condition::Unused {
                 is_certain: writers.is_complete,
             },

@@ -290,7 +290,7 @@ mod tests {
 
     /// Regression test: a user's snapshot named "holdfast vm before upgrade" was removed.
     #[test]
-    fn what_a_person_has_named_is_not_ours() {
+    fn snapshots_with_other_names_are_kept() {
         let place = prefix("vm", "01234567");
         assert!(is_of_run(&format!("{place}0123abcd"), &place));
         for run in ["before upgrade", "", "0123ABCD", "0123abcd ", "0123abcde"] {

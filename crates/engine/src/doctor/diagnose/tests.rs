@@ -65,7 +65,7 @@ fn seen(machine: SeenMachine, change: impl FnOnce(&mut Seen)) -> Seen {
     let mut seen = Seen {
         chains: disks.map(|disk| (machine.name.clone(), disk.chain.clone())).collect(),
         machines: vec![machine],
-        living: Some(Vec::new()),
+        processes: Some(Vec::new()),
         everything: true,
         address: "qemu:///system".to_owned(),
         ..Seen::default()
@@ -108,11 +108,11 @@ fn words(line: &str) -> Vec<String> {
 #[test]
 fn leftovers_are_removed_only_if_their_run_is_certainly_dead() {
     let left = || machine(|machine| machine.runs.push(RUN));
-    let with = |run: Option<SeenRun>, living: Option<Vec<&str>>| {
-        let living = living.map(|lines| lines.into_iter().map(words).collect());
+    let with = |run: Option<SeenRun>, processes: Option<Vec<&str>>| {
+        let processes = processes.map(|lines| lines.into_iter().map(words).collect());
         seen(left(), |seen| {
             seen.runs.extend(run);
-            seen.living = living;
+            seen.processes = processes;
         })
     };
     let dead = || Some(noted_run(Phase::Reading, Liveness::Dead));

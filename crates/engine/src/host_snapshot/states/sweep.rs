@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-use holdfast_host::provider::{Dataset, HostSnapshot, OURS, ProviderError, ProviderKind};
+use holdfast_host::provider::{Dataset, HostSnapshot, ProviderError, ProviderKind, SNAPSHOT_FOLDER};
 use rustix::fs::FlockOperation;
 
 use super::{KeptState, StateStore};
@@ -114,7 +114,7 @@ impl Sets<'_> {
     fn ask(&self, dataset: &Dataset) -> DatasetSets {
         let provider = self.providers.of_dataset(dataset);
         // The empty mount point of an unmounted file system shows no host snapshots, which says nothing about the existing ones.
-        if dataset.provider.has_folders() && !Path::new(&dataset.name).join(OURS).is_dir() {
+        if dataset.provider.has_folders() && !Path::new(&dataset.name).join(SNAPSHOT_FOLDER).is_dir() {
             return DatasetSets::Unknown(format!(
                 "{dataset} has no host snapshots of Holdfast: it may not be mounted"
             ));

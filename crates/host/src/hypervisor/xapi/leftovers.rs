@@ -43,7 +43,7 @@ pub struct BaseDisk {
 
 impl BaseDisk {
     fn new(record: &XapiRecord, all: &PoolRecords<'_>) -> Option<Self> {
-        let is_ours = || record.is("is_a_snapshot") && all.has_own_mark(record) && !all.is_used(&record.reference);
+        let is_removable = || record.is("is_a_snapshot") && all.has_own_mark(record) && !all.is_used(&record.reference);
         Some(Self {
             purpose: record.entry("other_config", KEPT)?.to_owned(),
             reference: record.reference.clone(),
@@ -51,7 +51,7 @@ impl BaseDisk {
             // Some storage repositories report -1 for unknown.
             used_bytes: record.number("physical_utilisation").unwrap_or_default(),
         })
-        .filter(|_| is_ours())
+        .filter(|_| is_removable())
     }
 }
 
@@ -144,11 +144,12 @@ impl Pool {
     /// The disks of machines, and of snapshots that Holdfast did not create, running or not. The control domains of
     /// hosts (`is_control_domain`) have disks that they serve to readers, and do not count.
     pub(super) fn disks_in_use(&self) -> XapiResult<HashSet<Reference>> {
-        let is_ours = |record: &XapiRecord| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
+        let is_snapshot_of_run =
+            |record: &XapiRecord| record.is("is_a_snapshot") && is_name_of_run(record.text("name_label"));
         let machines = self.records("VM")?;
         let others = machines
             .iter()
-            .filter(|record| !record.is("is_control_domain") && !is_ours(record));
+            .filter(|record| !record.is("is_control_domain") && !is_snapshot_of_run(record));
         let others: HashSet<Reference> = others.map(|record| record.reference.clone()).collect();
         let attached = self.records("VBD")?;
         let attached = attached

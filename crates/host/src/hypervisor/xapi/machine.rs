@@ -302,8 +302,8 @@ impl Pool {
         // A disk that is not a snapshot belongs to a user, whatever refers to it. The same is true for snapshot disks
         // that a user attached to a machine, and for memory that a machine uses.
         let used = self.disks_in_use()?;
-        let is_ours = |disk: &&VirtualDisk| !disk.snapshot_of.is_null() && !used.contains(&disk.reference);
-        let of_disks = snapshot.disks.iter().filter(is_ours);
+        let is_removable = |disk: &&VirtualDisk| !disk.snapshot_of.is_null() && !used.contains(&disk.reference);
+        let of_disks = snapshot.disks.iter().filter(is_removable);
         let memory = match &snapshot.memory {
             Some(memory) if !self.is_memory_of_another(&memory.reference, snapshot)? => Some(memory),
             _ => None,

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use super::folder::{OURS, SnapshotFolder, check_name, file_error, shown_words};
+use super::folder::{SNAPSHOT_FOLDER, SnapshotFolder, check_name, file_error, shown_words};
 use super::leftovers::{ProviderLeftover, ProviderLeftoverKind};
 use super::mounts::{Mount, Mounts};
 use super::{
@@ -132,8 +132,8 @@ impl Btrfs {
         let seen = paths.filter_map(|(_, path)| {
             let path = Path::new("/").join(path);
             let inside = path.strip_prefix(&mount.root).ok()?;
-            let is_ours = inside.components().any(|part| part.as_os_str() == OURS);
-            (!is_ours).then(|| mount.point.join(inside))
+            let is_snapshot = inside.components().any(|part| part.as_os_str() == SNAPSHOT_FOLDER);
+            (!is_snapshot).then(|| mount.point.join(inside))
         });
         let folders = seen.filter(|folder| is_subvolume(folder));
         Ok(folders.map(|folder| folder.display().to_string()).collect())
@@ -275,7 +275,7 @@ impl Provider for Btrfs {
         let place = |snapshot: &HostSnapshot| {
             let dataset = Path::new(&snapshot.name.dataset.name);
             dataset
-                .join(OURS)
+                .join(SNAPSHOT_FOLDER)
                 .join("snapshots")
                 .join(&snapshot.name.name)
                 .display()

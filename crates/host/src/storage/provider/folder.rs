@@ -29,7 +29,7 @@ use crate::system::waits::{LOCK_HOLDER, Wait};
 
 /// The name of Holdfast's folder in a dataset that is a folder. The folder is kept when the last host snapshot is
 /// removed.
-pub const OURS: &str = ".holdfast";
+pub const SNAPSHOT_FOLDER: &str = ".holdfast";
 /// Limit on the bytes of a record's file.
 const RECORD_BYTES_MAX: u64 = 1 << 20;
 const NAME_BYTES_MAX: usize = 200;
@@ -103,7 +103,7 @@ impl SnapshotFolder {
     /// # Errors
     /// Other users have access to the existing folder.
     pub(super) fn of(dataset: &Path) -> ProviderResult<Self> {
-        let path = dataset.join(OURS);
+        let path = dataset.join(SNAPSHOT_FOLDER);
         let refused = |reason: &str| ProviderError::Refused {
             action: "keep host snapshots in",
             what: path.display().to_string(),
@@ -126,7 +126,7 @@ impl SnapshotFolder {
     /// Opens the folder of a dataset, and creates it if necessary.
     pub(super) fn make(dataset: &Path) -> ProviderResult<Self> {
         let mut builder = std::fs::DirBuilder::new();
-        let path = dataset.join(OURS);
+        let path = dataset.join(SNAPSHOT_FOLDER);
         match builder.mode(0o700).create(&path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(file_error("create the folder", &path, error));

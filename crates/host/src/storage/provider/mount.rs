@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use super::folder::OURS;
+use super::folder::SNAPSHOT_FOLDER;
 use super::zfs::{Zfs, full};
 use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, ProviderResult};
 use crate::system::process::Tools;
@@ -73,15 +73,15 @@ pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()
     let point = folder.display().to_string();
     let mounts = Mounts::read()?;
     let found = mounts.of_path(folder).filter(|mount| mount.point == folder);
-    let not_ours = || refused("unmount", &point, "no host snapshot is mounted there");
-    let mount = found.ok_or_else(not_ours)?;
+    let no_snapshot = || refused("unmount", &point, "no host snapshot is mounted there");
+    let mount = found.ok_or_else(no_snapshot)?;
     if mount.is_zfs() && !mount.source.contains('@') {
         return zfs.unmount_clone(&mount.source);
     }
     let is_snapshot = mount.source.contains('@') && mount.is_zfs();
-    let is_view = mount.root.components().any(|part| part.as_os_str() == OURS);
+    let is_view = mount.root.components().any(|part| part.as_os_str() == SNAPSHOT_FOLDER);
     if !is_snapshot && !is_view {
-        return Err(not_ours());
+        return Err(no_snapshot());
     }
     ask(tools, "unmount", &point, UNMOUNT, &["--", &point])
 }

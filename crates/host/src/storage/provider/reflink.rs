@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, ioctl_ficlone, openat2};
 
-use super::folder::{OURS, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
+use super::folder::{SNAPSHOT_FOLDER, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
 use super::leftovers::ProviderLeftover;
 use super::probe::why_not;
 use super::{
@@ -69,7 +69,7 @@ fn files_below(folder: &Path) -> ProviderResult<Vec<PathBuf>> {
             let entry = entry.map_err(failed)?;
             let metadata = entry.metadata().map_err(failed)?;
             let inside = inside.join(entry.file_name());
-            if metadata.dev() != device || entry.file_name() == OURS {
+            if metadata.dev() != device || entry.file_name() == SNAPSHOT_FOLDER {
                 continue;
             }
             if metadata.is_file() {
@@ -235,7 +235,7 @@ impl Provider for Reflink {
             check_name(label.name)?;
             let snapshot_folder = SnapshotFolder::make(folder)?;
             snapshot_folder.check_free(label.name, &shown)?;
-            if let Some(reason) = why_not(&folder.join(OURS), label.name) {
+            if let Some(reason) = why_not(&folder.join(SNAPSHOT_FOLDER), label.name) {
                 return Err(ProviderError::Refused {
                     action: "make a snapshot of",
                     what: one.dataset.to_string(),

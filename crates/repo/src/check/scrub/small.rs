@@ -28,7 +28,7 @@ pub(crate) fn check_small_objects(vault: &Vault, findings: &mut Findings) -> Res
     }
     for kind in ObjectKind::ALL {
         for name in vault.names(kind)? {
-            if !is_ours(&name) {
+            if !is_name_of_kind(&name) {
                 let detail = "its name is not one that is given here".to_owned();
                 findings.push(&name, None, FindingKind::Stranger, detail);
                 continue;
@@ -86,7 +86,7 @@ fn check_config(vault: &Vault, findings: &mut Findings) -> Result<()> {
 }
 
 /// Whether this program gives such names to objects of the kind.
-fn is_ours(name: &ObjectName) -> bool {
+fn is_name_of_kind(name: &ObjectName) -> bool {
     let text = name.name();
     match name.kind() {
         // Key slots are checked with their contents.

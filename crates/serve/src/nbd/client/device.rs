@@ -122,15 +122,15 @@ impl NbdDevice {
     /// Fails if the server now offers a different export under this name.
     pub fn reconnect(&self) -> Result<()> {
         let lost = |connection: &Arc<Connection>| connection.is_lost();
-        let mut living = {
+        let mut connected = {
             let connections = self.connections.read().unwrap_or_else(PoisonError::into_inner);
             if !connections.iter().any(lost) {
                 return Ok(());
             }
             connections.clone()
         };
-        living.retain(|connection| !connection.is_lost());
-        if living.is_empty() {
+        connected.retain(|connection| !connection.is_lost());
+        if connected.is_empty() {
             let first = open(
                 &self.endpoint,
                 self.export.name(),
@@ -138,11 +138,11 @@ impl NbdDevice {
                 self.options.connect_timeout,
             )?;
             self.check_same(&first)?;
-            living.push(Arc::new(first));
+            connected.push(Arc::new(first));
         }
         // The server may be another one, with different block status.
         self.invalidate();
-        *self.connections.write().unwrap_or_else(PoisonError::into_inner) = living;
+        *self.connections.write().unwrap_or_else(PoisonError::into_inner) = connected;
         self.add_connections(FURTHER_CONNECT_TIMEOUT.min(self.options.connect_timeout));
         Ok(())
     }

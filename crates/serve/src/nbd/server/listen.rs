@@ -119,8 +119,8 @@ impl Listener {
 impl Drop for SocketFile {
     /// Removes the file unless another server has replaced it.
     fn drop(&mut self) {
-        let is_ours = |metadata: &fs::Metadata| metadata.dev() == self.device && metadata.ino() == self.inode;
-        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| is_ours(&metadata)) {
+        let is_same = |metadata: &fs::Metadata| metadata.dev() == self.device && metadata.ino() == self.inode;
+        if fs::symlink_metadata(&self.path).is_ok_and(|metadata| is_same(&metadata)) {
             // If this fails, the next server recognizes the file as stale.
             drop(fs::remove_file(&self.path));
         }

@@ -59,8 +59,11 @@ impl<'a> Freezer<'a> {
         let mut old_bitmaps = Vec::new();
         let Some(names) = &self.names else { return old_bitmaps };
         for (_, disk) in wanted {
-            let ours = disk.bitmaps.iter().filter(|bitmap| names.is_ours(&bitmap.name));
-            old_bitmaps.extend(ours.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
+            let own = disk
+                .bitmaps
+                .iter()
+                .filter(|bitmap| names.is_of_this_repository(&bitmap.name));
+            old_bitmaps.extend(own.map(|bitmap| (disk.node.clone(), bitmap.name.clone())));
         }
         old_bitmaps
     }

@@ -126,7 +126,7 @@ fn a_replaced_file_is_changed_as_a_whole() {
         writer.record(1, &fields, &[9; 320]);
     };
     assert_eq!(whole(&QUERY, &raw), Some(WholeFileReason::AgeUnknown));
-    for (first, count, is_ours) in [
+    for (first, count, has_object) in [
         (8, 1, true),
         (0, 9, true),
         (0, 8, false),
@@ -136,7 +136,7 @@ fn a_replaced_file_is_changed_as_a_whole() {
         let freed = |writer: &mut SendStreamWriter| {
             writer.record(2, &[Field::Long(8, first), Field::Long(16, count)], &[]);
         };
-        assert_eq!(whole(&QUERY, &freed), is_ours.then_some(WholeFileReason::Freed));
+        assert_eq!(whole(&QUERY, &freed), has_object.then_some(WholeFileReason::Freed));
     }
 }
 

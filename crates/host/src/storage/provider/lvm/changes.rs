@@ -35,8 +35,8 @@ impl Lvm {
             reason: reason.to_owned(),
         };
         // Snapshots of other programs may have been written before they became read-only.
-        let are_ours = [&before, &after].into_iter().all(Snapshot::is_ours);
-        if !are_ours || older.dataset != newer.dataset {
+        let are_from_holdfast = [&before, &after].into_iter().all(Snapshot::is_from_holdfast);
+        if !are_from_holdfast || older.dataset != newer.dataset {
             return Err(refused("one of them is not a host snapshot of Holdfast"));
         }
         if before.volume.pool != after.volume.pool || before.volume.size_bytes != after.volume.size_bytes {

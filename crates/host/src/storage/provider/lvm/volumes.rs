@@ -17,7 +17,7 @@ pub(super) struct Snapshot<'a> {
 }
 
 impl Snapshot<'_> {
-    pub(super) fn is_ours(&self) -> bool {
+    pub(super) fn is_from_holdfast(&self) -> bool {
         self.volume.tags.snapshot.is_some()
     }
 }
@@ -61,8 +61,8 @@ impl Volumes {
         let all = of_group
             .filter_map(|one| self.as_snapshot(one))
             .filter(move |one| one.of == name);
-        let (ours, others): (Vec<_>, Vec<_>) = all.partition(Snapshot::is_ours);
-        ours.into_iter().chain(others)
+        let (own, others): (Vec<_>, Vec<_>) = all.partition(Snapshot::is_from_holdfast);
+        own.into_iter().chain(others)
     }
 
     pub(super) fn snapshot<'a>(&'a self, wanted: &'a HostSnapshotName) -> ProviderResult<Snapshot<'a>> {
