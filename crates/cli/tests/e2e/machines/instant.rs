@@ -270,7 +270,7 @@ fn disks_are_filled_at_a_bounded_rate() {
     };
     let restore = ["restore", "web1", "--to-machine", "--live", "--bwlimit", "200K"];
     reach(102_400, &restore);
-    // QEMU reads up to 10 MiB before it waits, which is more than a disk has. A higher rate would end that wait.
+    // A higher rate would end the wait of QEMU for the lower one.
     reach(51_200, &["resume", NAME, "--bwlimit", "100K"]);
     world.resume();
     world.assert_is_whole();

@@ -1,7 +1,7 @@
 //! Block copy jobs of running machines, which the bindings do not wrap.
 #![expect(unsafe_code, reason = "foreign functions; the contract stands beside each use")]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::num::NonZeroU64;
 use std::path::Path;
 
@@ -47,16 +47,19 @@ impl LiveDisks for Libvirt {
         // The definition of a persistent machine names the disk, and does not include the job after a restart.
         // libvirt requires a flag that confirms this.
         let flags = sys::VIR_DOMAIN_BLOCK_COPY_REUSE_EXT | sys::VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB;
-        let mut limit = bandwidth(rate);
-        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the one parameter
+        let mut limits = [
+            parameter(sys::VIR_DOMAIN_BLOCK_COPY_BANDWIDTH, rate.get()),
+            parameter(sys::VIR_DOMAIN_BLOCK_COPY_BUF_SIZE, buffer_bytes(rate)),
+        ];
+        // SAFETY: the domain lives as long as its reference; both texts end in zero, and they and the two parameters
         // outlive the call.
         let code = unsafe {
             sys::virDomainBlockCopy(
                 machine.domain().as_ptr(),
                 disk.as_ptr(),
                 xml.as_ptr(),
-                &raw mut limit,
-                1,
+                limits.as_mut_ptr(),
+                2,
                 flags,
             )
         };
@@ -126,16 +129,29 @@ impl LiveDisks for Libvirt {
     }
 }
 
-/// The parameter that limits a copy, in bytes each second.
-fn bandwidth(rate: NonZeroU64) -> sys::virTypedParameter {
+/// QEMU's default buffer of a copy.
+const COPY_BUFFER_BYTES_MAX: u64 = 10 << 20;
+/// The size of the largest request of a copy.
+const COPY_BUFFER_BYTES_MIN: u64 = 1 << 20;
+
+/// The buffer of a copy: what QEMU copies in one second, within bounds.
+///
+/// QEMU fills the buffer before it waits for the rate, and again each time that the disk is drained, for example when
+/// the guest resets its controller. With the default buffer, a slow copy would exceed its rate many times over.
+fn buffer_bytes(rate: NonZeroU64) -> u64 {
+    rate.get().clamp(COPY_BUFFER_BYTES_MIN, COPY_BUFFER_BYTES_MAX)
+}
+
+/// A parameter of a copy.
+fn parameter(name: &CStr, value: u64) -> sys::virTypedParameter {
     let mut field = [0; sys::VIR_TYPED_PARAM_FIELD_LENGTH as usize];
-    for (place, letter) in field.iter_mut().zip(sys::VIR_DOMAIN_BLOCK_COPY_BANDWIDTH.to_bytes()) {
+    for (place, letter) in field.iter_mut().zip(name.to_bytes()) {
         *place = letter.cast_signed();
     }
     sys::virTypedParameter {
         field,
         type_: sys::VIR_TYPED_PARAM_ULLONG.cast_signed(),
-        value: sys::_virTypedParameter__bindgen_ty_1 { ul: rate.get() },
+        value: sys::_virTypedParameter__bindgen_ty_1 { ul: value },
     }
 }
 
@@ -181,7 +197,17 @@ fn done(code: i32) -> std::result::Result<(), VirtError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_copied_to, user_in};
+    use std::num::NonZeroU64;
+
+    use super::{buffer_bytes, is_copied_to, user_in};
+
+    #[test]
+    fn a_slow_copy_has_a_small_buffer() {
+        let of_rate = |rate| buffer_bytes(NonZeroU64::new(rate).unwrap());
+        assert_eq!(of_rate(51_200), 1 << 20);
+        assert_eq!(of_rate(3 << 20), 3 << 20);
+        assert_eq!(of_rate(64 << 20), 10 << 20);
+    }
 
     #[test]
     fn a_copy_goes_where_the_running_configuration_says() {
