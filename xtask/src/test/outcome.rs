@@ -1,7 +1,7 @@
 //! The results of test programs, from the output of libtest.
 
 /// Number of lines that are repeated of the output of a failed test: the message and the backtrace come first.
-const OUTPUT_LINE_COUNT_MAX: usize = 40;
+const OUTPUT_LINE_COUNT_MAX: usize = 60;
 
 /// The results of some programs.
 #[derive(Debug, Default)]

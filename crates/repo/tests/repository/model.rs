@@ -63,11 +63,18 @@ fn concurrent_operations_are_safe_in_every_order() {
 
 /// Regressions: histories that ended with a snapshot whose data was deleted (a forget that slept, and took its record
 /// back after gc had acted on it; a backup that slept for a month, and whose mark gc deleted as soon as it was put);
-/// one in which a forget and a protection both succeeded; and one whose forgotten snapshot was never removed.
+/// one in which a forget and a protection both succeeded; one whose forgotten snapshot was never removed; and one in
+/// which neither succeeded, and gc decided for the protection.
 #[test]
 fn histories_that_once_failed_succeed() {
     let base = Base::new();
-    for seed in [560_900_000_013, 5_007_005_297, 578_434_015_216, 303_329_006_029] {
+    for seed in [
+        560_900_000_013,
+        5_007_005_297,
+        578_434_015_216,
+        303_329_006_029,
+        498_917_005_416,
+    ] {
         history(&base, seed);
     }
 }

@@ -97,6 +97,13 @@ pub(crate) struct World<'a> {
     /// Snapshots with an attempted removal: they may be gone, and otherwise must be readable.
     doubtful: BTreeSet<SnapshotId>,
     protected: BTreeSet<SnapshotId>,
+    /// The content of snapshots that are no longer listed although no forget succeeded. Gc may list one again if a
+    /// protection was put before the record of its removal.
+    undecided: BTreeMap<SnapshotId, Vec<u8>>,
+    /// Snapshots with an attempted protection.
+    contested: BTreeSet<SnapshotId>,
+    /// Snapshots that were forgotten with success.
+    forgotten: BTreeSet<SnapshotId>,
     /// Everything that was ever committed.
     committed: BTreeSet<SnapshotId>,
     /// The content of every backup, committed or not, by its process.
@@ -129,6 +136,9 @@ impl<'a> World<'a> {
             expected: base.expected.clone(),
             doubtful: BTreeSet::new(),
             protected: BTreeSet::new(),
+            undecided: BTreeMap::new(),
+            contested: BTreeSet::new(),
+            forgotten: BTreeSet::new(),
             committed: base.expected.keys().copied().collect(),
             attempts: BTreeMap::new(),
             found: Vec::new(),
@@ -243,11 +253,13 @@ impl<'a> World<'a> {
                         chain(error)
                     );
                 } else {
+                    self.forgotten.insert(*snapshot);
                     let listed = self.check_repository().snapshot(*snapshot).is_ok();
                     assert!(!listed, "{snapshot} was forgotten, and is still listed");
                 }
             }
             (Role::Protect(snapshot), Outcome::Done(result)) => {
+                self.contested.insert(*snapshot);
                 let is_missing = matches!(result, Err(Error::NoSnapshot { .. } | Error::Locked { .. }));
                 match result {
                     Ok(()) => {
@@ -293,6 +305,12 @@ impl<'a> World<'a> {
             if self.expected.contains_key(id) {
                 continue;
             }
+            if self.contested.contains(id)
+                && let Some(bytes) = self.undecided.remove(id)
+            {
+                self.expected.insert(*id, bytes);
+                continue;
+            }
             // A writer that crashed may have committed. If it crashed just before its last step, its data is complete
             // too, and repair takes it for a lost snapshot.
             let author = u32::try_from(manifest.time_ms).expect("the number of a process");
@@ -314,10 +332,14 @@ impl<'a> World<'a> {
         let (protected, doubtful) = (&self.protected, &self.doubtful);
         self.committed
             .extend(self.expected.keys().filter(|id| !revived.contains(*id)));
-        self.expected.retain(|id, _| {
+        self.expected.retain(|id, bytes| {
             let must_be = protected.contains(id) || !doubtful.contains(id);
-            assert!(!must_be || listed.contains_key(id), "{id} is missing");
-            listed.contains_key(id)
+            let is_listed = listed.contains_key(id);
+            assert!(!must_be || is_listed, "{id} is missing");
+            if !is_listed && !self.forgotten.contains(id) {
+                self.undecided.insert(*id, std::mem::take(bytes));
+            }
+            is_listed
         });
         for (id, bytes) in &self.expected {
             let read = read_all(&repository, &listed[id]);
@@ -354,6 +376,7 @@ impl<'a> World<'a> {
         let first = repository.gc(request).unwrap();
         self.log.push(format!("{first:?}"));
         assert!(first.waiting_for.is_empty(), "gc waits for dead processes: {first:?}");
+        self.check(&[]);
         let second = repository.gc(request).unwrap();
         let found = (second.deleted_pack_count, second.rewritten_bytes);
         assert_eq!(found, (0, 0), "the second gc finds something to do: {second:?}");
