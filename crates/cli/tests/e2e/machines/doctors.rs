@@ -2,6 +2,7 @@
 //! left.
 
 use std::process::{Child, Command, Output};
+use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
@@ -15,9 +16,26 @@ use serde_json::{Value, json};
 use super::{World, at};
 use holdfast_test_kit::run;
 
+/// Taken by each doctor that repairs. A doctor finds leftovers of other tests by their processes, so a test whose leftover
+/// could be removed by the doctor of another test takes it for writing.
+static REPAIRS: RwLock<()> = RwLock::new(());
+
 impl World {
     pub(super) fn doctor(&self, code: i32, words: &[&str]) -> Value {
-        let output = self.doctor_answers(words);
+        Self::report_of(code, &self.doctor_answers(words))
+    }
+
+    /// Prevents repairs by the doctors of other tests, as long as the result lives.
+    pub(super) fn other_doctors_wait() -> RwLockWriteGuard<'static, ()> {
+        REPAIRS.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Repairs while the doctors of other tests wait.
+    pub(super) fn repair_alone(&self, _turn: RwLockWriteGuard<'static, ()>) -> Value {
+        Self::report_of(0, &self.doctor_command(&["--fix"]).output().unwrap())
+    }
+
+    fn report_of(code: i32, output: &Output) -> Value {
         let message = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{message}");
         serde_json::from_slice::<Value>(&output.stdout).unwrap()["report"].clone()
@@ -30,7 +48,10 @@ impl World {
     pub(super) fn doctor_answers(&self, words: &[&str]) -> Output {
         let start = self.lab.clock.now();
         loop {
+            let is_repair = words.contains(&"--fix");
+            let turn = is_repair.then(|| REPAIRS.read().unwrap_or_else(PoisonError::into_inner));
             let output = self.doctor_command(words).output().unwrap();
+            drop(turn);
             let depends_on_others = String::from_utf8_lossy(&output.stdout).contains("it may belong to process");
             let waited = self.lab.clock.now().saturating_sub(start);
             if !depends_on_others || waited > Duration::from_secs(120) {
