@@ -202,16 +202,21 @@ impl Drop for Pool {
     fn drop(&mut self) {
         let clock = SystemClock::new();
         // Another process may have it open for a moment.
-        for _ in 0..50 {
-            if system("zpool", &["destroy", "-f", &self.name]).is_ok() {
-                break;
+        let is_destroyed = (0..50).any(|attempt| {
+            if attempt > 0 {
+                clock.sleep(Duration::from_millis(100));
             }
-            clock.sleep(Duration::from_millis(100));
-        }
+            system("zpool", &["destroy", "-f", &self.name]).is_ok()
+        });
         drop(std::fs::remove_file(self.place.path().join("device")));
         if let Some(mut daemon) = self.daemon.take() {
-            // SIGTERM: zfs-fuse exports its pools.
-            system("kill", &[&daemon.id().to_string()]).ok();
+            if is_destroyed {
+                // Without a pool it has nothing to write, and its orderly exit takes seconds.
+                daemon.kill().ok();
+            } else {
+                // SIGTERM: zfs-fuse exports its pools.
+                system("kill", &[&daemon.id().to_string()]).ok();
+            }
             daemon.wait().ok();
         }
     }

@@ -65,10 +65,13 @@ impl Sshd {
         };
         let config = format!(
             "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
-             PermitRootLogin yes\nPasswordAuthentication no\nSetEnv PATH={path}\nLogLevel ERROR\nMaxSessions 20\n",
+             PermitRootLogin yes\nPasswordAuthentication no\nSetEnv PATH={path} HOME={}\nLogLevel ERROR\nMaxSessions 20\n",
             at("host"),
-            at("keys")
+            at("keys"),
+            at("home")
         );
+        // Without the profile of the user, whose shell may start many programs before each command.
+        std::fs::create_dir(at("home")).unwrap();
         for (name, text) in [("keys", format!("{before}{public}")), ("config", config)] {
             std::fs::File::create(at(name))
                 .and_then(|mut file| file.write_all(text.as_bytes()))
