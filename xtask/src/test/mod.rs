@@ -17,7 +17,7 @@ use outcome::Outcome;
 use programs::TestProgram;
 
 /// Number of threads for the end-to-end tests: more than there are processors, because most of these tests wait.
-const WAITING_THREADS: &str = "4";
+const WAITING_THREADS: &str = "8";
 /// The seed for the order of these tests. In alphabetical order, all tests that must take turns with ZFS would run at
 /// the same time, and all threads would wait for one of them.
 const WAITING_ORDER: &str = "1";
