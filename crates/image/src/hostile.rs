@@ -298,7 +298,13 @@ fn repair(bytes: &[u8], format: Format) {
             "a repair made it worse: {before:?}, {after:?}"
         );
         assert!(actions > 0 || file.bytes() == bytes, "changed without a word");
-        let again = plan(RepairIntent::Look).expect("a repaired image can be inspected");
+        let again = plan(RepairIntent::Look);
+        let error = again.as_ref().err();
+        assert!(
+            error.is_none(),
+            "an image of {format:?} repaired in mode {mode:?}: {error:?}"
+        );
+        let again = again.expect("there is no error");
         assert_eq!(again.actions(), [], "a repaired image needs no other repair");
     }
 }

@@ -162,6 +162,14 @@ impl<'a> DirectoryPair<'a> {
         host < self.file_bytes && before.is_none_or(|range| range.end <= host)
     }
 
+    /// Offsets of the directories that may be written: not of one past the end of the file, or of one that may be a grain.
+    pub(super) fn writable_directories(&self) -> Vec<u64> {
+        let second = self.extent.second_directory.filter(|_| self.second.is_some());
+        let first = Some(self.extent.directory).filter(|_| !self.overlaid.first_directory);
+        let second = second.filter(|_| !self.overlaid.is_second_uncertain);
+        first.into_iter().chain(second).collect()
+    }
+
     /// Calls `visit` for each difference and each invalid entry.
     pub(super) fn for_each(&self, mut visit: impl FnMut(DirectoryFinding) -> Result<()>) -> Result<()> {
         // The first directory is guest data, and the second one cannot replace it.
@@ -200,8 +208,11 @@ impl<'a> DirectoryPair<'a> {
                     })?;
                 }
                 (false, second) => {
-                    if first != 0 || second.is_some_and(|second| second != 0) {
+                    let is_second_lost = second.is_some_and(|second| second != 0);
+                    if first != 0 || is_second_lost && !self.overlaid.is_second_uncertain {
                         visit(DirectoryFinding::LostTable { number })?;
+                    } else if is_second_lost {
+                        visit(DirectoryFinding::Uncertain)?;
                     }
                 }
             }

@@ -54,7 +54,8 @@ fn repair_extent(
         DirectorySide::First => extent.directory,
         DirectorySide::Second => extent.second_directory.unwrap_or(extent.directory),
     };
-    DirectoryPair::load(file, extent)?.for_each(|finding| {
+    let directories = DirectoryPair::load(file, extent)?;
+    directories.for_each(|finding| {
         let side = match finding {
             DirectoryFinding::Entry { side, place, value } => {
                 file.write_at(&value.to_le_bytes(), place)?;
@@ -95,14 +96,14 @@ fn repair_extent(
         }
         Ok(())
     })?;
-    done.write_directories(file, extent)?;
+    done.write_directories(file, &directories.writable_directories())?;
     done.report(extent, disk_start, actions);
     close(file, extent, disk_start, actions)
 }
 
 impl RepairedExtents {
     /// Writes tables before the entries that refer to them.
-    fn write_directories(&self, file: &dyn ImageFile, extent: &SparseExtent) -> Result<()> {
+    fn write_directories(&self, file: &dyn ImageFile, directories: &[u64]) -> Result<()> {
         file.sync()?;
         for (place, table) in &self.tables {
             let sector = u32::try_from(table / SECTOR_BYTES).map_err(|_| {
@@ -116,8 +117,7 @@ impl RepairedExtents {
             file.write_at(&sector.to_le_bytes(), *place)?;
         }
         for number in &self.lost_tables {
-            let sides = [Some(extent.directory), extent.second_directory];
-            for directory in sides.into_iter().flatten() {
+            for directory in directories {
                 file.write_at(&[0; 4], directory + number * 4)?;
             }
         }

@@ -2,9 +2,10 @@
 
 use holdfast_block::to_usize;
 
+use super::super::Repair;
 use super::samples::{
     assert_not_repairable, assert_repairs, be64, bytes_of, damaged, memory, names, new_vhd, put, repair, sample,
-    survive,
+    survive, target,
 };
 use crate::Format;
 use crate::file::Access;
@@ -222,6 +223,22 @@ fn vmdk_directories_are_restored_from_each_other() {
         put(image, second, &[0, 0, 0, 0x10]);
     });
     assert_repairs("both directories", Format::Vmdk, &both, RepairMode::All, &["given-up"]);
+    // The file must not grow to where the header says that the second directory is, and no grain may be overwritten.
+    for (name, place) in [
+        ("past the end", 1_u64 << 51),
+        ("in a grain", u64::from(le32(tables[0] + entry))),
+    ] {
+        let lost = damaged(&image, |image| {
+            put(image, 0x30, &place.to_le_bytes());
+            put(image, first, &[0, 0, 0, 0x10]);
+        });
+        let file = memory(lost.clone());
+        let plan = Repair::plan(target(Format::Vmdk, &file).unwrap(), RepairMode::All).unwrap();
+        assert_eq!(names(plan.actions()), ["given-up"], "{name}");
+        plan.execute().unwrap();
+        let expected = damaged(&lost, |image| put(image, first, &[0; 4]));
+        assert!(bytes_of(&*file) == expected, "a second directory {name} was written");
+    }
 }
 
 #[test]
