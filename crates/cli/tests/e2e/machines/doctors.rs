@@ -44,7 +44,8 @@ impl World {
     /// Runs the doctor with a runtime directory of its own, because other tests leave sockets as well.
     ///
     /// A process of another test, whose machine the doctor does not know, prevents the removal of a run. As the doctor
-    /// advises, it is run again when that process has ended.
+    /// advises, it is run again when that process has ended. The same is done while it finds an instant restore of
+    /// another test.
     pub(super) fn doctor_answers(&self, words: &[&str]) -> Output {
         let start = self.lab.clock.now();
         loop {
@@ -52,13 +53,24 @@ impl World {
             let turn = is_repair.then(|| REPAIRS.read().unwrap_or_else(PoisonError::into_inner));
             let output = self.doctor_command(words).output().unwrap();
             drop(turn);
-            let depends_on_others = String::from_utf8_lossy(&output.stdout).contains("it may belong to process");
+            let depends_on_others = String::from_utf8_lossy(&output.stdout).contains("it may belong to process")
+                || self.finds_restore_of_another_test(&output.stdout);
             let waited = self.lab.clock.now().saturating_sub(start);
             if !depends_on_others || waited > Duration::from_secs(120) {
                 return output;
             }
             self.lab.clock.sleep(Duration::from_millis(200));
         }
+    }
+
+    fn finds_restore_of_another_test(&self, document: &[u8]) -> bool {
+        let document: Value = serde_json::from_slice(document).unwrap_or_default();
+        let findings = document["report"]["findings"].as_array().into_iter().flatten();
+        let own = self.lab.folder.path().to_str().unwrap();
+        findings
+            .filter(|finding| finding["kind"] == "instant-restore")
+            .filter_map(|finding| finding["what"].as_str())
+            .any(|what| what.starts_with("/tmp/hf") && !what.starts_with(own))
     }
 
     fn doctor_command(&self, words: &[&str]) -> Command {
