@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use holdfast_host::PipedEnd;
 use holdfast_host::provider::{
-    KeepMethod, KeepRequest, PartialReceive, ProviderError, ReceiveRequest, ReplicaDataset, ReplicaSide,
+    KeepMethod, KeepRequest, PartialReceive, ProviderError, ReceiveRequest, ReplicaDataset, ReplicaScope, ReplicaSide,
     ReplicaSnapshot, SendRequest, SenderTrust, StreamForm,
 };
 use holdfast_policy::{ReplicaPlan, ReplicaStep, Replication};
@@ -141,7 +141,7 @@ impl DatasetReplication<'_> {
         let mut there = there;
         if let Some(partial) = there.as_ref().and_then(|there| there.partial.clone()) {
             self.resume_partial(&partial, there.as_ref(), done)?;
-            there = self.target_side().datasets(self.target, false)?.pop();
+            there = self.target_side().datasets(self.target, ReplicaScope::Dataset)?.pop();
             self.identify_resumed(there.as_ref(), done)?;
         }
         let mut plan = self.sides.plan(self.source, there.as_ref());
@@ -149,7 +149,7 @@ impl DatasetReplication<'_> {
             ReplicaPlan::Send(steps) => {
                 let sent = steps.iter().try_for_each(|step| self.step(there.as_ref(), step, done));
                 if done.streams.iter().any(|stream| !stream.is_resumed) {
-                    there = self.target_side().datasets(self.target, false)?.pop();
+                    there = self.target_side().datasets(self.target, ReplicaScope::Dataset)?.pop();
                     plan = self.sides.plan(self.source, there.as_ref());
                 }
                 sent.map(|()| true)

@@ -28,7 +28,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_block::Clock;
-use holdfast_host::provider::{REPLICA_TAG, ReplicaAbilities, ReplicaDataset, ReplicaSide, StreamCompression};
+use holdfast_host::provider::{
+    REPLICA_TAG, ReplicaAbilities, ReplicaDataset, ReplicaScope, ReplicaSide, StreamCompression,
+};
 use holdfast_policy::SnapshotChoice;
 
 use holdfast_engine::Execution;
@@ -43,7 +45,7 @@ pub struct ReplicateRequest<'a> {
     /// The target.
     pub target: ReplicationPlace<'a>,
     /// Whether all datasets below are replicated too.
-    pub is_tree: bool,
+    pub scope: ReplicaScope,
     /// Whether a snapshot of this name is sent.
     pub is_wanted: &'a dyn Fn(&str) -> bool,
     /// All new snapshots, or only the newest.
@@ -186,7 +188,7 @@ struct ReplicationSides<'a> {
 /// A side cannot be queried, or there is nothing to replicate.
 pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<ReplicateReport> {
     let ReplicationPlace { side, dataset } = request.source;
-    let mut found = side.datasets(dataset, request.is_tree)?;
+    let mut found = side.datasets(dataset, request.scope)?;
     if found.is_empty() {
         return Err(holdfast_host::provider::ProviderError::NotFound {
             what: format!(
@@ -196,7 +198,7 @@ pub fn replicate(request: &ReplicateRequest<'_>, job: Job<'_>) -> Result<Replica
         }
         .into());
     }
-    let received = request.target.side.datasets(request.target.dataset, request.is_tree)?;
+    let received = request.target.side.datasets(request.target.dataset, request.scope)?;
     if side.host() == request.target.side.host() {
         // Datasets that were received into the source tree itself are not sent again.
         let target = request.target.dataset;

@@ -12,7 +12,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_host::provider::{
     Incoming, KeepRequest, ProviderError, ProviderKind, ProviderResult, ReceiveRequest, ReplicaAbilities,
-    ReplicaDataset, ReplicaSide, SendRequest, SenderTrust, StreamCompression,
+    ReplicaDataset, ReplicaScope, ReplicaSide, SendRequest, SenderTrust, StreamCompression,
 };
 use holdfast_host::{Piped, StreamTools, ToolError};
 use serde::de::DeserializeOwned;
@@ -206,10 +206,10 @@ impl ReplicaSide for PeerSide {
         self.ask("ask", "holdfast", PeerQuestion::Abilities)
     }
 
-    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
+    fn datasets(&self, name: &str, scope: ReplicaScope) -> ProviderResult<Vec<ReplicaDataset>> {
         let ask = PeerQuestion::Datasets {
             name: name.to_owned(),
-            is_tree,
+            is_tree: scope == ReplicaScope::Tree,
         };
         self.ask("look at", name, ask)
     }

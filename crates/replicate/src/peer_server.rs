@@ -18,7 +18,7 @@ use std::sync::Arc;
 use holdfast_block::Clock;
 use holdfast_host::provider::{
     Dataset, KeepMethod, KeepRequest, ProviderError, ProviderKind, ProviderResult, REPLICA_TAG, ReceiveRequest,
-    ReplicaAbilities, ReplicaSide, SendRequest, SenderTrust, StreamCompression,
+    ReplicaAbilities, ReplicaScope, ReplicaSide, SendRequest, SenderTrust, StreamCompression,
 };
 use serde::Serialize;
 
@@ -78,7 +78,14 @@ pub fn serve_peer(
         (PeerQuestion::Send(_) | PeerQuestion::Receive(_), Err(error)) => Err(error.into()),
         (_, Err(error)) => write_answer(&mut output, Err::<(), _>(error)),
         (PeerQuestion::Abilities, _) => write_answer(&mut output, server.abilities(&*side)),
-        (PeerQuestion::Datasets { name, is_tree }, _) => write_answer(&mut output, side.datasets(&name, is_tree)),
+        (PeerQuestion::Datasets { name, is_tree }, _) => {
+            let scope = if is_tree {
+                ReplicaScope::Tree
+            } else {
+                ReplicaScope::Dataset
+            };
+            write_answer(&mut output, side.datasets(&name, scope))
+        }
         (PeerQuestion::Estimate(sending), _) => write_answer(&mut output, side.estimate(&sending)),
         (PeerQuestion::Settle(receiving), _) => write_answer(&mut output, side.settle(&server.settled(receiving))),
         (PeerQuestion::Discard { dataset }, _) => write_answer(&mut output, side.discard(&dataset)),

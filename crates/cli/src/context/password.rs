@@ -124,37 +124,50 @@ pub enum PasswordSource {
     Prompt,
 }
 
+/// The options that name the source of a password.
+#[derive(Clone, Copy)]
+struct PasswordOptions<'a> {
+    file: Option<&'a Path>,
+    command: Option<&'a OsStr>,
+}
+
 impl PasswordSource {
     /// Selects the source: options, environment, systemd credential, terminal, in this order.
     ///
     /// Two options, or two of the three environment variables, are an error, since one of them was probably
     /// forgotten.
     pub fn choose(args: &PasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
-        let options = (args.password_file.as_deref(), args.password_command.as_deref());
+        let options = PasswordOptions {
+            file: args.password_file.as_deref(),
+            command: args.password_command.as_deref(),
+        };
         Self::choose_from(&PLACES, options, environment)
     }
 
     /// The same for the repository that is copied to.
     pub fn choose_to(args: &ToPasswordArgs, environment: &Environment) -> Result<Self, PasswordError> {
-        let options = (args.to_password_file.as_deref(), args.to_password_command.as_deref());
+        let options = PasswordOptions {
+            file: args.to_password_file.as_deref(),
+            command: args.to_password_command.as_deref(),
+        };
         Self::choose_from(&PLACES_TO, options, environment)
     }
 
     /// The same for the user of a pool.
     pub fn choose_of_pool(args: &PoolArgs, environment: &Environment) -> Result<Self, PasswordError> {
-        let options = (
-            args.pool_password_file.as_deref(),
-            args.pool_password_command.as_deref(),
-        );
+        let options = PasswordOptions {
+            file: args.pool_password_file.as_deref(),
+            command: args.pool_password_command.as_deref(),
+        };
         Self::choose_from(&PLACES_OF_POOL, options, environment)
     }
 
     fn choose_from(
         places: &Places,
-        options: (Option<&Path>, Option<&OsStr>),
+        options: PasswordOptions<'_>,
         environment: &Environment,
     ) -> Result<Self, PasswordError> {
-        match options {
+        match (options.file, options.command) {
             (Some(_), Some(_)) => {
                 let [first, second] = places.options;
                 return Err(PasswordError::Ambiguous { first, second });

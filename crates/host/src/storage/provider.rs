@@ -45,7 +45,8 @@ pub use probe::{can_clone_to, is_probe, why_not as why_no_reflink};
 pub use reflink::Reflink;
 pub use replica::{
     KeepMethod, KeepRequest, PartialReceive, REPLICA_TAG, ReceiveRequest, ReplicaAbilities, ReplicaBase,
-    ReplicaDataset, ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, StreamForm,
+    ReplicaDataset, ReplicaScope, ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression,
+    StreamForm,
 };
 pub use transfer::is_in_transfer;
 pub use zfs::{DeviceErrors, PoolDevice, PoolRoom, PoolState, TemporaryClone, TemporaryCloneKind, Zfs, ZfsSide};

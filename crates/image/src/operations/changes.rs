@@ -61,7 +61,11 @@ pub fn changed_on_disk(
             piece_at(new, offset, common - offset)?,
         );
         let length = was.length.min(is.length);
-        mark(&mut changed, offset..offset + length, (was.origin, is.origin), &kept);
+        let transition = Transition {
+            before: was.origin,
+            after: is.origin,
+        };
+        mark(&mut changed, offset..offset + length, &transition, &kept);
         offset += length;
     }
     Ok(changed)
@@ -157,10 +161,16 @@ fn piece_at(layers: &[ChainLayer], offset: u64, length_max: u64) -> Result<Origi
     Ok(OriginRun { length, origin: None })
 }
 
-/// Marks what may differ in `range`, which has one origin before and one after.
-fn mark(changed: &mut DirtyBitmap, range: Range<u64>, origins: (Origin, Origin), kept: &[UnchangedFile<'_>]) {
+/// The origin of a range before and after.
+struct Transition {
+    before: Origin,
+    after: Origin,
+}
+
+/// Marks what may differ in `range`.
+fn mark(changed: &mut DirtyBitmap, range: Range<u64>, transition: &Transition, kept: &[UnchangedFile<'_>]) {
     let is_zero = |origin: Origin| matches!(origin, None | Some((_, MappedKind::Zero)));
-    match origins {
+    match (transition.before, transition.after) {
         (was, is) if is_zero(was) && is_zero(is) => {}
         (Some((was_in, was)), Some((is_in, is))) if was_in == is_in && was == is => match is {
             MappedKind::Data { host } => {

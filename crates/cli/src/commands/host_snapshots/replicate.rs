@@ -5,6 +5,7 @@ mod far;
 
 use std::num::NonZeroU64;
 
+use holdfast_host::provider::ReplicaScope;
 use holdfast_policy::SnapshotChoice;
 use holdfast_replicate::{CompressionChoice, RawChoice, ReplicateRequest, ReplicationPlace, replicate};
 
@@ -44,10 +45,10 @@ pub(crate) struct ReplicateArgs {
 /// What of it is sent.
 #[derive(Debug, clap::Args)]
 struct ChosenArgs {
-    /// With all datasets below it
+    /// Replicate the descendants of the dataset, too
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Only snapshots of such names: 'autosnap_*_daily'; several times for several
+    /// Send only snapshots whose names match: 'autosnap_*_daily'; may be repeated
     #[arg(long, value_name = "GLOB")]
     snapshots: Vec<String>,
     /// Send only the newest snapshot, without those in between
@@ -58,7 +59,7 @@ struct ChosenArgs {
 /// How it goes over the link.
 #[derive(Debug, clap::Args)]
 struct LinkArgs {
-    /// Bytes each second that go over the link, at most: 50M
+    /// Limit the bytes per second on the link: 50M
     #[arg(long, value_name = "SIZE", value_parser = parse_rate)]
     bwlimit: Option<NonZeroU64>,
     /// When to compress on the way to another host: if the link is slower than the compression, always, or never
@@ -70,7 +71,7 @@ struct LinkArgs {
     /// Send encrypted data decrypted
     #[arg(long)]
     no_raw: bool,
-    /// An option for ssh, as in its -o: Port=2222; several times for several
+    /// An option for ssh, as in its -o: Port=2222; may be repeated
     #[arg(long, value_name = "OPTION")]
     ssh_option: Vec<String>,
 }
@@ -140,7 +141,11 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
             side: &*target.side,
             dataset: &target.dataset,
         },
-        is_tree: args.chosen.recursive,
+        scope: if args.chosen.recursive {
+            ReplicaScope::Tree
+        } else {
+            ReplicaScope::Dataset
+        },
         is_wanted: &|name| globs.is_empty() || globs.iter().any(|glob| glob.matches(name)),
         choice: if args.chosen.newest {
             SnapshotChoice::Newest

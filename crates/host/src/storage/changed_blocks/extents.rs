@@ -68,8 +68,11 @@ pub struct ExtentChanges {
 pub fn by_extents(before: &File, after: &File) -> Result<ExtentChanges> {
     check_comparable(before, after)?;
     let stamps = (stamp(before)?, stamp(after)?);
-    let (size_before, size_after) = (stamps.0.size_bytes, stamps.1.size_bytes);
-    let changes = compare((before, size_before), (after, size_after))?;
+    let mapped = |map, stamp: &FileTimes| MappedFile {
+        map,
+        size_bytes: stamp.size_bytes,
+    };
+    let changes = compare(&mapped(before, &stamps.0), &mapped(after, &stamps.1))?;
     for (file, stamp_then, which) in [(before, &stamps.0, "older"), (after, &stamps.1, "newer")] {
         if stamp(file)? != *stamp_then {
             return Err(ExtentError::Written { which });
@@ -194,8 +197,15 @@ struct Window {
     runs: Vec<Run>,
 }
 
-fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Result<ExtentChanges> {
-    let ((before, size_before), (after, size_after)) = (before, after);
+/// A file whose extents can be queried.
+struct MappedFile<M> {
+    map: M,
+    size_bytes: u64,
+}
+
+fn compare(before: &MappedFile<impl ExtentMap>, after: &MappedFile<impl ExtentMap>) -> Result<ExtentChanges> {
+    let (size_before, size_after) = (before.size_bytes, after.size_bytes);
+    let (before, after) = (&before.map, &after.map);
     let mut differences = Differences {
         changed: Collector::new(size_after),
         mapped_bytes: 0,
@@ -204,11 +214,11 @@ fn compare(before: (impl ExtentMap, u64), after: (impl ExtentMap, u64)) -> Resul
     let common = size_before.min(size_after);
     let mut offset = 0;
     while offset < common {
-        offset = differences.next_window(&before, &after, offset..common)?;
+        offset = differences.next_window(before, after, offset..common)?;
     }
     differences.changed.add(common..size_after);
     while offset < size_after {
-        let rest = Window::ask(&after, offset..size_after)?;
+        let rest = Window::ask(after, offset..size_after)?;
         offset = rest.end();
         differences.count(&rest);
     }

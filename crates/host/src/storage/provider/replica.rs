@@ -172,6 +172,15 @@ pub enum SenderTrust {
     AddOnly,
 }
 
+/// Which datasets are replicated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplicaScope {
+    /// One dataset.
+    Dataset,
+    /// A dataset and its descendants.
+    Tree,
+}
+
 /// One side of a replication.
 pub trait ReplicaSide: Send + Sync {
     /// The provider of the datasets.
@@ -183,8 +192,8 @@ pub trait ReplicaSide: Send + Sync {
     /// The features of this side.
     fn abilities(&self) -> ProviderResult<ReplicaAbilities>;
 
-    /// A dataset, with its descendants on request; empty if the dataset does not exist.
-    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>>;
+    /// The datasets of a scope; empty if the dataset does not exist.
+    fn datasets(&self, name: &str, scope: ReplicaScope) -> ProviderResult<Vec<ReplicaDataset>>;
 
     /// The size of a stream in bytes; none if unknown.
     ///

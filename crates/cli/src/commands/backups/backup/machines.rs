@@ -137,7 +137,10 @@ pub(super) fn run(
         planned: Vec::new(),
         failed: Vec::new(),
     };
-    let left_out_machines = left_out.into_iter().map(LeftOut::from).collect();
+    let left_out_machines = left_out
+        .into_iter()
+        .map(|(name, reason)| LeftOut::new(name, reason))
+        .collect();
     for one in &chosen {
         turns.take(&one.said, || {
             back_up(one, args, snapshot, &hypervisors, &repository, context)

@@ -129,9 +129,8 @@ pub(super) struct LeftOut {
     pub(super) reason: String,
 }
 
-impl<R: Into<String>> From<(String, R)> for LeftOut {
-    fn from(left_out: (String, R)) -> Self {
-        let (name, reason) = left_out;
+impl LeftOut {
+    pub(super) fn new(name: String, reason: impl Into<String>) -> Self {
         Self {
             name,
             reason: reason.into(),
@@ -152,7 +151,7 @@ impl MachineDone {
         let load = LoadDocument::new(load, backup.duration);
         let bottleneck = backup.bottleneck.map(|bottleneck| bottleneck.to_string());
         let consistency = backup.snapshot.notes.get(NOTE_CONSISTENCY);
-        let left_out = left_out.into_iter().map(LeftOut::from);
+        let left_out = left_out.into_iter().map(|(name, reason)| LeftOut::new(name, reason));
         Self {
             snapshot: SnapshotDocument::from(&backup.snapshot),
             method: way.word,

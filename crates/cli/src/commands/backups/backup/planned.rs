@@ -55,7 +55,7 @@ impl From<BackupPlan> for PlannedDocument {
             method: plan.method.word,
             method_reason: plan.method.reason,
             disks: plan.disks.into_iter().map(PlannedDisk::from).collect(),
-            left_out: left_out.map(LeftOut::from).collect(),
+            left_out: left_out.map(|(name, reason)| LeftOut::new(name, reason)).collect(),
         }
     }
 }

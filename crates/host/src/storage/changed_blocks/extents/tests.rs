@@ -3,7 +3,7 @@ use std::cell::{Cell, RefCell};
 use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
 
-use super::{EXTENT_COUNT_MAX, Extent, ExtentChanges, ExtentError, ExtentMap, Result, UNWRITTEN, compare};
+use super::{EXTENT_COUNT_MAX, Extent, ExtentChanges, ExtentError, ExtentMap, MappedFile, Result, UNWRITTEN, compare};
 
 const BLOCK: u64 = 4096;
 const ENCODED: u32 = 0x8;
@@ -16,8 +16,12 @@ impl ExtentMap for &[Extent] {
     }
 }
 
+fn mapped<M>(map: M, size_bytes: u64) -> MappedFile<M> {
+    MappedFile { map, size_bytes }
+}
+
 fn changes(before: &[Extent], after: &[Extent], sizes: (u64, u64)) -> ExtentChanges {
-    compare((before, sizes.0), (after, sizes.1)).unwrap()
+    compare(&mapped(before, sizes.0), &mapped(after, sizes.1)).unwrap()
 }
 
 /// The changed ranges as pairs of start and end.
@@ -90,10 +94,10 @@ fn contradictory_extents_are_an_error() {
     let overlapping = [Extent::new(0, 0, 100, 0), Extent::new(50, 500, 100, 0)];
     let endless = [Extent::new(0, u64::MAX - 5, 100, 0)];
     for nonsense in [&overlapping[..], &endless] {
-        let result = compare((nonsense, 1000), (&[][..], 1000));
+        let result = compare(&mapped(nonsense, 1000), &mapped(&[][..], 1000));
         assert!(matches!(result, Err(ExtentError::Invalid { .. })), "{nonsense:?}");
     }
-    assert!(compare((Stuck, 1000), (Stuck, 1000)).is_err());
+    assert!(compare(&mapped(Stuck, 1000), &mapped(Stuck, 1000)).is_err());
 }
 
 /// Returns other extents for each query.
@@ -120,7 +124,7 @@ fn a_move_between_two_queries_is_detected() {
         answers: moves,
         query_count: Cell::new(0),
     };
-    let found = compare((before, 100), (&here[..], 100)).unwrap();
+    let found = compare(&mapped(before, 100), &mapped(&here[..], 100)).unwrap();
     assert_eq!(found.ranges.bytes(), 100);
     // A file that is moved repeatedly counts as changed.
     let restless: Vec<&[Extent]> = (0..100).map(|n| if n % 2 == 0 { &here[..] } else { &there }).collect();
@@ -128,7 +132,7 @@ fn a_move_between_two_queries_is_detected() {
         answers: &restless,
         query_count: Cell::new(0),
     };
-    let found = compare((before, 100), (&here[..], 100)).unwrap();
+    let found = compare(&mapped(before, 100), &mapped(&here[..], 100)).unwrap();
     assert_eq!((found.ranges.bytes(), found.ambiguous_bytes), (100, 100));
 }
 
@@ -243,7 +247,7 @@ fn changes_are_reported_despite_concurrent_moves() {
             state: &state,
             is_first,
         };
-        let found = compare((side(true), BLOCK), (side(false), BLOCK)).unwrap();
+        let found = compare(&mapped(side(true), BLOCK), &mapped(side(false), BLOCK)).unwrap();
         assert_eq!(found.ranges.bytes(), BLOCK);
     }
 }

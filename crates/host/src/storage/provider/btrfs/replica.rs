@@ -16,8 +16,8 @@ use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use super::super::folder::{SnapshotFolder, check_name, file_error};
 use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
-    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, check_tag,
+    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaScope,
+    ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, check_tag,
 };
 use super::super::{HostSnapshotLabel, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
 use super::stream::{Arrival, BtrfsAnnouncement, BtrfsGate, ParentSnapshot};
@@ -263,8 +263,8 @@ impl ReplicaSide for BtrfsSide {
         Ok(ReplicaAbilities::default())
     }
 
-    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
-        if is_tree {
+    fn datasets(&self, name: &str, scope: ReplicaScope) -> ProviderResult<Vec<ReplicaDataset>> {
+        if scope == ReplicaScope::Tree {
             return Err(ProviderError::Refused {
                 action: "replicate",
                 what: format!("{name} and all below it"),

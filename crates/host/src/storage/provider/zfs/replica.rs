@@ -15,8 +15,8 @@ use holdfast_block::Clock;
 
 use super::super::incoming::{Incoming, Notes};
 use super::super::replica::{
-    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaSide,
-    ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, StreamForm, check_tag,
+    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaAbilities, ReplicaDataset, ReplicaScope,
+    ReplicaSide, ReplicaSnapshot, SendRequest, SenderTrust, StreamCompression, StreamForm, check_tag,
 };
 use super::super::{Dataset, HostSnapshotName, Provider as _, ProviderError, ProviderKind, ProviderResult};
 use super::error_messages::refusal;
@@ -46,10 +46,10 @@ impl ZfsSide {
         }
     }
 
-    fn found(&self, name: &str, is_tree: bool) -> ProviderResult<BTreeMap<String, Properties>> {
+    fn found(&self, name: &str, scope: ReplicaScope) -> ProviderResult<BTreeMap<String, Properties>> {
         full_name(name, "check")?;
         let mut filter = vec!["-r"];
-        if !is_tree {
+        if scope == ReplicaScope::Dataset {
             filter.extend(["-d", "1"]);
         }
         let properties = if self.zfs.is_newer()? {
@@ -64,9 +64,9 @@ impl ZfsSide {
         }
     }
 
-    fn records(&self, name: &str, is_tree: bool) -> ProviderResult<BTreeMap<String, String>> {
+    fn records(&self, name: &str, scope: ReplicaScope) -> ProviderResult<BTreeMap<String, String>> {
         let mut filter = vec!["-r"];
-        if !is_tree {
+        if scope == ReplicaScope::Dataset {
             filter.extend(["-d", "1"]);
         }
         if self.zfs.is_newer()? {
@@ -296,14 +296,14 @@ impl ReplicaSide for ZfsSide {
         })
     }
 
-    fn datasets(&self, name: &str, is_tree: bool) -> ProviderResult<Vec<ReplicaDataset>> {
-        let found = self.found(name, is_tree)?;
+    fn datasets(&self, name: &str, scope: ReplicaScope) -> ProviderResult<Vec<ReplicaDataset>> {
+        let found = self.found(name, scope)?;
         if found.is_empty() {
             return Ok(Vec::new());
         }
-        let mut datasets = datasets_of(&found, &self.records(name, is_tree)?)?;
+        let mut datasets = datasets_of(&found, &self.records(name, scope)?)?;
         // The answer includes child datasets.
-        datasets.retain(|dataset| is_tree || dataset.name == name);
+        datasets.retain(|dataset| scope == ReplicaScope::Tree || dataset.name == name);
         Ok(datasets)
     }
 
@@ -383,7 +383,7 @@ impl ReplicaSide for ZfsSide {
         if keeping.method == KeepMethod::AddHold {
             return self.hold(keeping);
         }
-        let target = self.datasets(&keeping.dataset, false)?.pop();
+        let target = self.datasets(&keeping.dataset, ReplicaScope::Dataset)?.pop();
         let target = target.ok_or_else(|| ProviderError::NotFound {
             what: keeping.dataset.clone(),
         })?;

@@ -2,7 +2,7 @@
 
 use std::sync::PoisonError;
 
-use super::super::super::replica::{ReceiveRequest, ReplicaSnapshot};
+use super::super::super::replica::{ReceiveRequest, ReplicaScope, ReplicaSnapshot};
 use super::super::super::{ProviderError, ProviderResult};
 use super::super::stream::Arrivals;
 use super::super::{any_full_name, record_property};
@@ -53,7 +53,7 @@ impl ZfsSide {
             return Ok(());
         }
         // Existing records are kept.
-        let noted = self.records(dataset, false)?;
+        let noted = self.records(dataset, ReplicaScope::Dataset)?;
         for (snapshot, record) in news {
             let full = any_full_name(dataset, &snapshot.name)?;
             if !noted.contains_key(&full) {

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::SystemClock;
 
 use super::super::super::replica::{
-    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaBase, ReplicaSide as _, SendRequest, SenderTrust,
-    StreamCompression, StreamForm,
+    KeepMethod, KeepRequest, PartialReceive, ReceiveRequest, ReplicaBase, ReplicaScope, ReplicaSide as _, SendRequest,
+    SenderTrust, StreamCompression, StreamForm,
 };
 use super::super::super::{ProviderError, ProviderKind};
 use super::{ZfsSide, size_in};
@@ -124,7 +124,7 @@ fn sending() -> SendRequest {
 fn answers_of_openzfs_about_a_dataset_are_parsed() {
     let records = "tank/backup/src@b\t{\"x\":1}\tlocal\ntank/backup/src@a\t-\t-\n";
     let (side, scripted) = side(&[Ok("zfs-2.1.11"), Ok(&GET.replace("TOKEN", TOKEN)), Ok(records)]);
-    let found = side.datasets("tank/backup/src", false).unwrap();
+    let found = side.datasets("tank/backup/src", ReplicaScope::Dataset).unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].partial, Some(PartialReceive::Token(TOKEN.to_owned())));
     assert!(found[0].is_encrypted);
@@ -149,7 +149,7 @@ fn answers_of_openzfs_about_a_dataset_are_parsed() {
     );
     let missing = "cannot open 'tank/x': dataset does not exist\n";
     let (side, _) = super::tests::side(&[Ok("zfs-2.1.11"), Err(missing)]);
-    assert_eq!(side.datasets("tank/x", true).unwrap(), []);
+    assert_eq!(side.datasets("tank/x", ReplicaScope::Tree).unwrap(), []);
 }
 
 #[test]
