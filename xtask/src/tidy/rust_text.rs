@@ -63,12 +63,19 @@ impl RustFile {
 
     /// The functions with a body: name and byte range from `fn` to the closing brace.
     pub(crate) fn functions(&self) -> Vec<(&str, Range<usize>)> {
+        let mut functions = self.declarations();
+        functions.retain(|(_, range)| self.code[range.end..].starts_with('}'));
+        functions
+    }
+
+    /// The functions with a body, and those of traits without: name and byte range from `fn` to the last byte.
+    pub(crate) fn declarations(&self) -> Vec<(&str, Range<usize>)> {
         word_offsets(&self.code, "fn")
             .filter_map(|start| {
                 let after = self.code[start + 2..].trim_start();
                 let name_length = after.find(|c: char| !is_word(c)).unwrap_or(after.len());
-                let (end, last) = item_end(&self.code, start)?;
-                (name_length > 0 && last == '}').then(|| (&after[..name_length], start..end))
+                let (end, _) = item_end(&self.code, start)?;
+                (name_length > 0).then(|| (&after[..name_length], start..end))
             })
             .collect()
     }
@@ -273,6 +280,7 @@ mod tests {
         let functions = file.functions();
         assert_eq!(functions.len(), 1, "{functions:?}");
         assert_eq!(functions[0].0, "one");
+        assert_eq!(file.declarations()[0].0, "no_body");
         assert_eq!(file.line_of(functions[0].1.start), 2);
         assert_eq!(file.line_of(functions[0].1.end), 4);
     }
