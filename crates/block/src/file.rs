@@ -12,6 +12,7 @@ mod replace;
 mod space;
 mod stamp;
 
+use std::fs::File;
 use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::Path;
@@ -111,6 +112,11 @@ impl FileDeviceMut {
     /// Creates a sparse file of `size_bytes`, which must not exist. Only its owner can read it.
     pub fn create_new(path: &Path, size_bytes: u64, mode: IoMode) -> Result<Self> {
         OpenFile::create_new(path, size_bytes, mode).map(Self::new)
+    }
+
+    /// Uses an open file, which may have no name; `path` is for error messages.
+    pub fn of_file(file: File, path: &Path, mode: IoMode) -> Result<Self> {
+        OpenFile::from_file(file, path, Access::ReadWrite, mode).map(Self::new)
     }
 
     fn new(open: OpenFile) -> Self {

@@ -105,7 +105,7 @@ impl OpenFile {
         made
     }
 
-    fn from_file(mut file: File, path: &Path, access: Access, mode: IoMode) -> Result<Self> {
+    pub(super) fn from_file(mut file: File, path: &Path, access: Access, mode: IoMode) -> Result<Self> {
         let error = path_error("open", path);
         let metadata = file.metadata().map_err(&error)?;
         let medium = medium(&metadata, path)?;

@@ -18,7 +18,7 @@ use crate::machine::state::scratch::{RUNTIME_FOLDERS, SOCKET, lock_unneeded};
 
 /// A younger file may still be in use by its creator.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
-/// Prefixes of folders for scratch files.
+/// Prefixes of folders with scratch files, which earlier versions created.
 const SCRATCH: [&str; 2] = ["holdfast-memory-", "holdfast-overlay-"];
 
 /// Finds leftovers. `files` are the files of machines, `snapshot_folders` the folders with host snapshots.

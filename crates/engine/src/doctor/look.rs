@@ -26,7 +26,7 @@ use crate::repository::open::snapshots;
 /// The commands that change a QEMU.
 const CHANGING_VERBS: [&str; 7] = ["backup", "restore", "export", "snapshot", "rollback", "clone", "cron"];
 /// Timeout of the guest agent for the state of its file systems.
-const AGENT_DEADLINE: Duration = Duration::from_secs(5);
+pub(super) const AGENT_DEADLINE: Duration = Duration::from_secs(5);
 
 pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     let (pools, unreachable) = pool::look(request);

@@ -4,10 +4,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use holdfast_host::qemu::{RunId, dismiss_job, remove_bitmap, remove_run, resume};
-use holdfast_host::{MachineState, agent};
+use holdfast_host::{Machine, MachineState, agent};
 
 use super::commit::commit;
 use super::instants::abandon;
+use super::look::AGENT_DEADLINE;
 use super::seen::Repair;
 use super::{
     Action, DoctorRequest, ExaminedMachine, Finding, FindingState, emptied, places, pool, repair_host, virtualbox,
@@ -94,7 +95,7 @@ fn mend_machine(
     let machine = patient.machine;
     let monitor = machine.monitor();
     let done = match repair {
-        Repair::Resume => resume(monitor).map(|()| "resume it".to_owned()),
+        Repair::Resume => return resume_and_thaw(machine),
         Repair::Thaw => {
             let thawed = agent::thaw(machine, THAW_DEADLINE).map_err(|error| error.to_string())?;
             return Ok(format!("thawed {thawed} file systems"));
@@ -110,6 +111,30 @@ fn mend_machine(
         other => return Err(format!("{other:?} is about no machine")),
     };
     done.map_err(|error| error.to_string())
+}
+
+/// Resumes a machine, and thaws its file systems: a run freezes them before it pauses the machine, and a paused guest
+/// cannot be asked.
+fn resume_and_thaw(machine: &dyn Machine) -> Result<String, String> {
+    let words = |error: holdfast_host::Error| error.to_string();
+    resume(machine.monitor()).map_err(|error| error.to_string())?;
+    if !machine.describe().map_err(words)?.has_agent_channel {
+        return Ok("resumed it".to_owned());
+    }
+    match agent::is_frozen(machine, AGENT_DEADLINE) {
+        Ok(false) => Ok("resumed it".to_owned()),
+        Ok(true) => {
+            let thawed = agent::thaw(machine, THAW_DEADLINE).map_err(|error| error.to_string())?;
+            Ok(format!("resumed it, and thawed {thawed} file systems"))
+        }
+        Err(error) => match agent::is_connected(machine.monitor()) {
+            Ok(true) => Err(format!(
+                "resumed it, but its guest agent does not answer, so its file systems may be frozen: {error}; run the \
+                 doctor again"
+            )),
+            _ => Ok("resumed it".to_owned()),
+        },
+    }
 }
 
 /// Deletes a folder, unless a process has locked it since it was found.

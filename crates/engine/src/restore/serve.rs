@@ -23,6 +23,7 @@ use rustix::io::Errno;
 use self::layered::OverlayLayer;
 use crate::SnapshotName;
 use crate::job::{DiskName, Error, Job, Result};
+use crate::machine::state::scratch::unnamed_file;
 use crate::notes::is_memory;
 use crate::repository::calendar::time_of;
 use crate::repository::open::find_snapshot;
@@ -245,16 +246,12 @@ fn device(
     let overlay: Arc<dyn BlockDeviceMut> = match writes {
         ClientWrites::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
         ClientWrites::ThrowAway(folder) => {
-            let file = tempfile::Builder::new().prefix("holdfast-overlay-").tempdir_in(folder);
-            let folder = file.map_err(|source| Error::File {
-                action: "create a folder in",
+            let file = unnamed_file(folder, store_bytes).map_err(|source| Error::File {
+                action: "create an overlay in",
                 path: folder.clone(),
                 source,
             })?;
-            let store = FileDeviceMut::create_new(&folder.path().join("overlay"), store_bytes, IoMode::Buffered)?;
-            // The overlay stays open although its name is removed with the folder: nothing is left, however the process
-            // ends.
-            drop(folder);
+            let store = FileDeviceMut::of_file(file, folder, IoMode::Buffered)?;
             Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
         }
         ClientWrites::Keep(folder) => {

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, SystemTime};
 
 use holdfast_block::{Clock as _, SeededRandom};
@@ -13,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::at;
-use super::bare::play_agent;
+use super::bare::{Bare, play_agent};
 use super::doctors::{found, kill_with_watchdog};
 use super::host_snapshots::{MachineSetup, bare_on_xfs, machine_on};
 use crate::rig::assert_runs;
@@ -246,48 +247,57 @@ fn a_failed_freeze_leaves_no_snapshot() {
     assert_eq!(found(&setup.doctor(0, &[])), [""; 0]);
 }
 
-/// A snapshot is killed between the snapshot point and the thaw, together with its watchdog.
+/// Kills snapshots, each with its watchdog, until one leaves the guest frozen and running.
+fn kill_while_frozen(bare: &Bare, agent_commands: &Receiver<String>) {
+    let words = ["snapshot", &bare.source, "--quiesce", "require"];
+    for _ in 0..40 {
+        let mut child = bare.rig.command(&words).spawn().unwrap();
+        while agent_commands.recv_timeout(Duration::from_secs(20)).unwrap() != "guest-fsfreeze-freeze" {}
+        kill_with_watchdog(&mut child);
+        let is_running = bare.lab.execute("query-status", Value::Null)["running"] == true;
+        if is_running && !is_thawed(agent_commands) {
+            return;
+        }
+        bare.rig.run(&["doctor", &bare.source, "--fix"]);
+        is_thawed(agent_commands);
+    }
+    panic!("no snapshot was killed in time");
+}
+
+/// Whether the agent was asked to thaw since the last query.
+fn is_thawed(agent_commands: &Receiver<String>) -> bool {
+    agent_commands
+        .try_iter()
+        .filter(|command| command == "guest-fsfreeze-thaw")
+        .count()
+        > 0
+}
+
+/// A snapshot is killed between the snapshot point and the thaw, together with its watchdog. It may have paused the
+/// machine, whose agent cannot be asked then: one repair resumes and thaws it.
 #[test]
 fn a_guest_left_frozen_by_a_killed_snapshot_is_thawed() {
     let Some((bare, _mounted)) = bare_on_xfs() else { return };
     let agent_commands = play_agent(&bare.lab.path("agent"));
-    let words = ["snapshot", &bare.source, "--quiesce", "require"];
-    for round in 0..40 {
-        let mut child = bare.rig.command(&words).spawn().unwrap();
-        while agent_commands.recv_timeout(Duration::from_secs(20)).unwrap() != "guest-fsfreeze-freeze" {}
-        kill_with_watchdog(&mut child);
-        let is_thawed = agent_commands
-            .try_iter()
-            .any(|command| command == "guest-fsfreeze-thaw");
-        if is_thawed {
-            continue;
+    let doctor = |code: i32, words: &[&str]| {
+        let words = [&["doctor", &bare.source[..]], words].concat();
+        bare.rig.json(code, &words)["report"].clone()
+    };
+    for finding in ["frozen", "paused"] {
+        kill_while_frozen(&bare, &agent_commands);
+        if finding == "paused" {
+            bare.lab.execute("stop", Value::Null);
         }
-        let doctor = |code: i32, words: &[&str]| {
-            let words = [&["doctor", &bare.source[..]], words].concat();
-            bare.rig.json(code, &words)["report"].clone()
-        };
         let report = doctor(3, &[]);
         let kinds = found(&report);
-        assert!(
-            kinds.contains(&"frozen") && kinds.contains(&"dead-run"),
-            "round {round}: {report:#}"
-        );
-        assert!(
-            agent_commands
-                .try_iter()
-                .all(|command| command != "guest-fsfreeze-thaw")
-        );
-        doctor(0, &["--fix"]);
-        assert!(
-            agent_commands
-                .try_iter()
-                .any(|command| command == "guest-fsfreeze-thaw")
-        );
+        assert!(kinds.contains(&finding) && kinds.contains(&"dead-run"), "{report:#}");
+        assert!(!is_thawed(&agent_commands));
+        let fixed = doctor(0, &["--fix"]);
+        assert!(is_thawed(&agent_commands), "{fixed:#}");
+        assert_eq!(bare.lab.execute("query-status", Value::Null)["running"], true);
         bare.wait_until_clean("the doctor");
         assert_eq!(found(&doctor(0, &[])), [""; 0]);
-        return;
     }
-    panic!("no snapshot was killed in time");
 }
 
 #[test]

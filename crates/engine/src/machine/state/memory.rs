@@ -11,8 +11,8 @@ use holdfast_host::qemu::memory::{
 use holdfast_host::qmp::{Monitor, QmpCommand};
 use serde_json::Value;
 
+use super::scratch::unnamed_file;
 use crate::job::{Error, Job, Result};
-use crate::notes::STREAM_MEMORY;
 
 /// How the memory of a machine is captured.
 #[derive(Debug, Clone)]
@@ -98,14 +98,10 @@ pub(crate) fn not_kept(machine: &str, folder: &Path, source: MemoryStreamError) 
 }
 
 fn store(folder: &Path, size_bytes: u64) -> holdfast_block::Result<Box<dyn BlockDeviceMut>> {
-    let made = tempfile::Builder::new().prefix("holdfast-memory-").tempdir_in(folder);
-    let made = made.map_err(|source| holdfast_block::Error::Path {
+    let file = unnamed_file(folder, size_bytes).map_err(|source| holdfast_block::Error::Path {
         action: "create a file for the memory in",
         path: folder.to_owned(),
         source,
     })?;
-    let file = FileDeviceMut::create_new(&made.path().join(STREAM_MEMORY), size_bytes, IoMode::Buffered)?;
-    // The file stays open although its name is removed with the folder: nothing is left, however the process ends.
-    drop(made);
-    Ok(Box::new(file))
+    Ok(Box::new(FileDeviceMut::of_file(file, folder, IoMode::Buffered)?))
 }

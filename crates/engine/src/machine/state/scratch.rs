@@ -33,26 +33,32 @@ impl Scratch {
             path: folder.to_owned(),
             source,
         };
-        let unnamed = i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).expect("flags are small");
-        let opened = File::options()
-            .read(true)
-            .write(true)
-            .custom_flags(unnamed)
-            .mode(0o600)
-            .open(folder);
-        let file = match opened {
-            // Not every file system supports unnamed files.
-            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
-                tempfile::tempfile_in(folder).map_err(failed)?
-            }
-            other => other.map_err(failed)?,
-        };
-        file.set_len(size_bytes).map_err(failed)?;
+        let file = unnamed_file(folder, size_bytes).map_err(failed)?;
         Ok(Self {
             given: file.try_clone().map_err(failed)?.into(),
             watched: file,
         })
     }
+}
+
+/// Creates a file of `size_bytes` in `folder` that nothing is left of, however the process ends.
+pub(crate) fn unnamed_file(folder: &Path, size_bytes: u64) -> std::io::Result<File> {
+    let unnamed = i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).expect("flags are small");
+    let opened = File::options()
+        .read(true)
+        .write(true)
+        .custom_flags(unnamed)
+        .mode(0o600)
+        .open(folder);
+    let file = match opened {
+        // Not every file system supports unnamed files.
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
+            tempfile::tempfile_in(folder)?
+        }
+        other => other?,
+    };
+    file.set_len(size_bytes)?;
+    Ok(file)
 }
 
 /// A private folder in the runtime folder, for sockets and pipes. It is locked while it is used: an unlocked one is a
