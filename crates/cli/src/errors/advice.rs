@@ -139,12 +139,12 @@ fn host_advice(error: &HostError) -> Advice {
         HostError::Unreachable { address, .. } if address.contains('/') && !address.contains("://") => advice(
             Exit::Error,
             Kind::Io,
-            "does QEMU run with -qmp unix:PATH,server=on,wait=off, and may you use the socket?",
+            "check that QEMU runs with -qmp unix:PATH,server=on,wait=off, and that you have access to the socket",
         ),
         HostError::Unreachable { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "is libvirtd running, and may you use it? --connect says where it is; for an image give a path with a /",
+            "check that libvirtd runs and that you have access to it; --connect sets its address; the path of an image has a /",
         ),
         HostError::NoSuchMachine { .. } => advice(
             Exit::Error,

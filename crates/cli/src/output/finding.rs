@@ -117,7 +117,7 @@ pub fn show(findings: &[MonitorFinding], unlisted_count: u64, page: &mut Page) {
                 format!("disk {}, {}", touched.disk, units::bytes(touched.bytes))
             };
             page.line(&format!(
-                "  touches snapshot {} of {}: {disk}",
+                "  affects snapshot {} of {}: {disk}",
                 &touched.id[..8],
                 touched.machine
             ));

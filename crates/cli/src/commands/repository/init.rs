@@ -95,7 +95,7 @@ impl Report for Made {
             };
             return page.line(&format!("would make {kind} repository in {}", self.location));
         };
-        page.line(&format!("made repository {} in {}", &id[..8], self.location));
+        page.line(&format!("created repository {} in {}", &id[..8], self.location));
         if let Some(like) = &self.like {
             page.line(&format!("it recognises bytes as repository {} does", &like[..8]));
         }

@@ -310,7 +310,7 @@ impl SegmentReader {
         store.get_range(&self.name, place.offset, &mut bytes)?;
         let nonce = Section::Table(place.number).nonce();
         if self.key.open(nonce, &[], &mut bytes).is_err() {
-            let detail = format!("the table of pack {pack} is not what was sealed");
+            let detail = format!("the table of pack {pack} has changed since it was written");
             return Err(Error::damaged(&self.name, place.offset, detail));
         }
         Ok(Some(bytes))
@@ -367,7 +367,7 @@ impl SegmentReader {
             return Err(Error::damaged(
                 &self.name,
                 offset,
-                format!("page {page} is not what was sealed"),
+                format!("page {page} has changed since it was written"),
             ));
         }
         bytes
@@ -493,7 +493,11 @@ impl SegmentTables<'_> {
         let mut bytes = vec![0; sealed];
         self.store.get_range(self.name, self.end, &mut bytes)?;
         if self.key.open(section.nonce(), &[], &mut bytes).is_err() {
-            return Err(Error::damaged(self.name, self.end, "a table is not what was sealed"));
+            return Err(Error::damaged(
+                self.name,
+                self.end,
+                "a table has changed since it was written",
+            ));
         }
         Ok(bytes)
     }

@@ -128,7 +128,7 @@ impl DirectoryLocation<'_> {
             sealed
         };
         if !key.open(PackSection::Directory, &mut sealed) {
-            let detail = "its directory is not what was sealed";
+            let detail = "its directory has changed since it was written";
             return Err(Error::damaged(self.name, self.offset, detail));
         }
         Directory::decode(&sealed, self.offset)
@@ -307,7 +307,7 @@ impl PackReader {
         if self.key.open(PackSection::Frame(number), sealed) {
             return Ok(frame);
         }
-        let detail = format!("frame {number} is not what was sealed");
+        let detail = format!("frame {number} has changed since it was written");
         Err(Error::damaged(&self.name, frame.offset, detail))
     }
 
@@ -328,7 +328,7 @@ impl PackReader {
         if self.key.open(PackSection::Prints(number), sealed) {
             return Ok(());
         }
-        let detail = format!("the prints of frame {number} are not what was sealed");
+        let detail = format!("the prints of frame {number} have changed since they were written");
         Err(Error::damaged(&self.name, self.frame(number)?.prints_offset, detail))
     }
 
