@@ -32,23 +32,23 @@ use crate::exit::Exit;
 use crate::process::environment;
 
 const HINT_DAMAGE: &str = "holdfast scrub lists all damage, and holdfast repair repairs what it can";
-const HINT_LOSS: &str = "finish a copy that was cut off, or put back what is missing; holdfast repair brings back what it can; \
-                         holdfast gc --accept-loss SNAPSHOT (or all) gives up what is lost";
-const HINT_OBSTRUCTED: &str = "move it away; holdfast repair brings back what it can";
+const HINT_LOSS: &str = "complete an interrupted copy, or put the missing objects back; holdfast repair restores what it can; \
+                         holdfast gc --accept-loss SNAPSHOT (or all) accepts the loss";
+const HINT_OBSTRUCTED: &str = "move it away; holdfast repair restores what it can";
 const HINT_FOLDER: &str =
-    "inside a repository no link is followed: move all of it to the other disk, and link to the whole";
+    "links inside a repository are not followed: move the whole repository to the other disk, and link to that";
 const HINT_EXCHANGED: &str =
-    "find out why it was replaced; if that is right, set HOLDFAST_ACCEPT_REPOSITORY to its id for one run";
+    "find out why it was replaced; if this was intended, set HOLDFAST_ACCEPT_REPOSITORY to its id for one run";
 const HINT_LOCATION: &str =
     "check the location (--repository, or --to of holdfast copy); holdfast init creates a repository";
 const HINT_READ_ONLY: &str =
     "all snapshots can still be read: list, restore and verify work; to change it, mount it writable";
-const HINT_STORE_FULL: &str = "stored data is intact; free some space, or have holdfast prune remove snapshots and holdfast gc give \
-     back their space: gc --repack-below 0 needs hardly any room itself";
+const HINT_STORE_FULL: &str = "stored data is intact; free some space, or remove snapshots by holdfast prune and free their space by holdfast \
+     gc: gc --repack-below 0 needs almost no space itself";
 const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_WRITE_ANEW: &str =
     "--force instead of --in-place writes a new image in its place; if it is a raw disk, give --format raw";
-pub(super) const HINT_PERMISSION: &str = "run it as root, or as a user with the permission";
+pub(super) const HINT_PERMISSION: &str = "run it as root, or as a user who has the permission";
 
 /// The advice on an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,13 +68,13 @@ impl Error {
             Self::NoRepositoryOfName { .. } => advice(
                 Exit::Error,
                 Kind::NotFound,
-                "name the folder of a repository, or a section [repositories.NAME]; holdfast init makes one",
+                "name the folder of a repository, or a section [repositories.NAME]; holdfast init creates a repository",
             ),
             Self::NoRepository => advice(
                 Exit::Usage,
                 Kind::NoRepository,
                 format!(
-                    "give --repository LOCATION, set {}, or name one repository in holdfast.toml",
+                    "use --repository LOCATION, set {}, or define one repository in holdfast.toml",
                     environment::REPOSITORY
                 ),
             ),
@@ -101,7 +101,7 @@ impl Error {
             Self::Simulation(_) => advice(
                 Exit::Usage,
                 Kind::Usage,
-                "give fewer days with --days, or a calendar with fewer snapshots with --every",
+                "use fewer days (--days), or a calendar with fewer snapshots (--every)",
             ),
             Self::NoMachines { .. } => advice(
                 Exit::Error,
@@ -120,7 +120,7 @@ fn resolve_advice(error: &ResolveError) -> Advice {
         ResolveError::SeveralMachines { .. } => advice(Exit::Error, Kind::Ambiguous, "name the snapshot by its id"),
         ResolveError::NoSnapshots => advice(Exit::Error, Kind::NotFound, "holdfast backup makes one"),
         ResolveError::PrefixTooShort { .. } => plain(Exit::Usage, Kind::BadName),
-        _ => advice(Exit::Error, Kind::NotFound, "holdfast list shows what there is"),
+        _ => advice(Exit::Error, Kind::NotFound, "holdfast list shows the existing ones"),
     }
 }
 
@@ -129,13 +129,11 @@ fn host_advice(error: &HostError) -> Advice {
         HostError::MonitorInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "try again when that has ended; or give the machine a monitor for backups: -qmp unix:PATH,server=on,wait=off once more",
+            "try again when that has ended; or start QEMU with a second monitor for backups: another -qmp unix:PATH,server=on,wait=off",
         ),
-        HostError::Unreachable { address, .. } if address.ends_with(holdfast_host::virtualbox::PROGRAM) => advice(
-            Exit::Error,
-            Kind::Io,
-            "check with VBoxManage list vms whether it works at all",
-        ),
+        HostError::Unreachable { address, .. } if address.ends_with(holdfast_host::virtualbox::PROGRAM) => {
+            advice(Exit::Error, Kind::Io, "check whether VBoxManage list vms works")
+        }
         HostError::Unreachable { address, .. } if address.contains('/') && !address.contains("://") => advice(
             Exit::Error,
             Kind::Io,
@@ -149,7 +147,7 @@ fn host_advice(error: &HostError) -> Advice {
         HostError::NoSuchMachine { .. } => advice(
             Exit::Error,
             Kind::NotFound,
-            "holdfast machines shows them; for an image give a path with a /",
+            "holdfast machines lists the machines; the path of an image has a /",
         ),
         HostError::Refused { action: "define", .. } => advice(
             Exit::Error,
@@ -169,7 +167,7 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::DaemonBusy { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "one daemon does all jobs of a host; holdfast run JOB runs one now, beside it",
+            "one daemon runs all jobs of a host; holdfast run JOB runs one now, beside the daemon",
         ),
         JobError::PolicyBusy { .. } => advice(Exit::Locked, Kind::Locked, "it ends by itself; this run may begin then"),
         JobError::Provider(error) => provider_advice(error),
@@ -189,12 +187,12 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
         JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
         JobError::NotQuiesced { .. } => refused(
-            "the guest needs qemu-guest-agent and the machine its channel; without --quiesce=require the snapshot is crash-consistent",
+            "install qemu-guest-agent in the guest, and add its channel to the machine; without --quiesce=require the snapshot is crash-consistent",
         ),
         JobError::ScratchLimit { .. } => advice(
             Exit::Error,
             Kind::NoSpace,
-            "give a --scratch folder with more room, or back up when the machine writes less; what was stored is not stored again",
+            "use a --scratch folder with more space, or back up when the machine writes less; data that is already stored is not stored again",
         ),
         JobError::Hook { .. } => refused("fix the hook program; --hook-failure=warn continues without it"),
         JobError::NoMethod { .. } => {
@@ -215,12 +213,12 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::MachineEnded { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "the log of its QEMU may say why; back it up again: it is read from its images while it is shut off",
+            "the log of its QEMU may show why; back it up again: a machine that is shut off is read from its images",
         ),
         JobError::FrozenBroken { .. } => advice(
             Exit::Error,
             Kind::NoSpace,
-            "give a --scratch folder with more room on a faster disk, and try again: what was stored is not stored again",
+            "use a --scratch folder with more space on a faster disk, and try again: data that is already stored is not stored again",
         ),
         _ => plain(Exit::Error, Kind::Io),
     }
@@ -235,12 +233,12 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::Hardware(HardwareError::Malformed { .. }) => advice(
             Exit::Damage,
             Kind::Damage,
-            "what describes the machine is damaged, or not what it is called",
+            "the description of the machine is damaged, or has another format than its name",
         ),
         JobError::Hardware(HardwareError::SeveralMachines { .. }) => advice(
             Exit::Error,
             Kind::Unsupported,
-            "export each machine by itself, or take the others out of the descriptor",
+            "export each machine separately, or remove the others from the descriptor",
         ),
         JobError::Hardware(_) => advice(Exit::Error, Kind::Unsupported, "what it was made of is not understood"),
         JobError::Exchange(error) => exchange_advice(error),
@@ -254,22 +252,22 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::Scheme { .. } => advice(
             Exit::Usage,
             Kind::Unsupported,
-            "give the path of a directory; for one with a colon in its name, start with ./",
+            "use the path of a directory; if its name has a colon, start with ./",
         ),
         JobError::NotEmpty { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "give an empty directory, or one that does not exist yet",
+            "use an empty directory, or one that does not exist yet",
         ),
         JobError::WeakPassword { .. } => advice(
             Exit::Error,
             Kind::WeakPassword,
-            "four or five words that do not belong together are good, and easy to type",
+            "four or five unrelated words make a good password that is easy to type",
         ),
         JobError::NoSlotUsed => advice(
             Exit::Error,
             Kind::Key,
-            "holdfast key add adds a password, and holdfast key remove takes an old one away",
+            "holdfast key add adds a password, and holdfast key remove removes one",
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
@@ -285,13 +283,13 @@ fn engine_advice(error: &JobError) -> Advice {
         JobError::NameTaken(_) => advice(
             Exit::Error,
             Kind::Exists,
-            "--machine NAME stores it under another name; if it is the same machine, created anew, --same-machine continues these snapshots",
+            "--machine NAME stores it under another name; if it is the same machine, created again, --same-machine continues these snapshots",
         ),
         JobError::CompareOne => advice(Exit::Usage, Kind::Usage, "name one snapshot with --against"),
         JobError::SeveralDisks { .. } => advice(
             Exit::Error,
             Kind::Ambiguous,
-            "name one as SNAPSHOT:DISK, or give a folder that exists",
+            "name one as SNAPSHOT:DISK, or restore into an existing folder",
         ),
         _ => target_advice(error),
     }
@@ -304,22 +302,22 @@ fn target_advice(error: &JobError) -> Advice {
         JobError::TargetExists { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "give another name; --force replaces it where a command has that, and restore --in-place writes only what differs into it",
+            "use another name; --force, where a command has it, replaces the file, and restore --in-place writes only the differences into it",
         ),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "end that server first, or keep what is written in another folder",
+            "end that server first, or store the writes in another folder",
         ),
         JobError::DeviceInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "end that first; if it began while the disk was written, restore again",
+            "end that program first; if it was started while the disk was written, restore again",
         ),
         JobError::DeviceExists { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "--force writes over it; restore --in-place writes only what differs",
+            "--force overwrites it; restore --in-place writes only the differences",
         ),
         JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
         JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
@@ -336,7 +334,7 @@ fn target_advice(error: &JobError) -> Advice {
         JobError::WrittenWrong { .. } => advice(
             Exit::Damage,
             Kind::Damage,
-            "nothing was kept; do not trust this medium, this memory or this machine",
+            "nothing was stored; the disk, the memory or the machine itself may be faulty",
         ),
         JobError::TargetFormat { .. } => {
             refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
@@ -358,13 +356,15 @@ fn repository_advice(error: &RepositoryError) -> Advice {
             Kind::Exists,
             "use it as it is, or give another --repository",
         ),
-        RepositoryError::NoSnapshot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast list shows what there is"),
+        RepositoryError::NoSnapshot { .. } => {
+            advice(Exit::Error, Kind::NotFound, "holdfast list shows the existing ones")
+        }
         RepositoryError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name the disk as SNAPSHOT:DISK"),
         RepositoryError::Locked { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
         RepositoryError::Revoked { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "it was silent for so long that it was considered dead; run it again",
+            "its process did not respond for so long that it was considered dead; run it again",
         ),
         RepositoryError::Protected { .. } => {
             advice(Exit::Error, Kind::Refused, "holdfast unprotect lets it be removed")
@@ -462,7 +462,7 @@ fn key_advice(error: &KeyError) -> Advice {
         KeyError::SlotsNotTried { .. } | KeyError::TooManySlots { .. } => advice(
             Exit::Error,
             Kind::Key,
-            "give --key-slot ID, your own slot (holdfast key list showed it when it was made), or the paper key; and delete what others have put into keys/",
+            "use --key-slot ID with your own slot (holdfast key list shows it), or the paper key; and delete the files that others have put into keys/",
         ),
         KeyError::NoSuchSlot { .. } => advice(Exit::Error, Kind::NotFound, "holdfast key list shows the key slots"),
         KeyError::LastSlot { .. } => advice(
@@ -513,7 +513,7 @@ mod tests {
         let full = Error::Stdout(ErrorKind::StorageFull.into());
         assert_eq!(
             full.advice().hint.as_deref(),
-            Some("make room on the target and try again")
+            Some("free space on the target and try again")
         );
         let lost = Error::Password(PasswordError::NoTerminal).advice();
         assert_eq!((lost.exit, lost.kind), (Exit::Usage, Kind::NoPassword));

@@ -20,9 +20,9 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
         ArchiveError::Spool { source, .. } => Advice {
             hint: Some(
                 if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
-                    "make room there, or set TMPDIR to a folder that has it".to_owned()
+                    "free space there, or set TMPDIR to a folder with more space".to_owned()
                 } else {
-                    "set TMPDIR to a folder that can be written to, and has room for a disk".to_owned()
+                    "set TMPDIR to a writable folder with space for a disk".to_owned()
                 },
             ),
             ..io_advice(source)
@@ -31,19 +31,19 @@ pub(super) fn archive_advice(error: &ArchiveError) -> Advice {
         ArchiveError::NoIndex => advice(
             Exit::Error,
             Kind::Unsupported,
-            "it can only be read from its start: holdfast compress --decompress",
+            "it can only be read from its start: decompress it first by holdfast compress --decompress",
         ),
         ArchiveError::InvalidOption { .. } => advice(
             Exit::Usage,
             Kind::Usage,
-            "holdfast export --help and holdfast compress --help show what can be",
+            "holdfast export --help and holdfast compress --help list the supported formats",
         ),
         ArchiveError::Device(error) => device_advice(error),
         ArchiveError::Image(error) | ArchiveError::StoredImage { source: error, .. } => image_advice(error),
         _ => advice(
             Exit::Error,
             Kind::Unsupported,
-            "holdfast import --help lists the archives that are known",
+            "holdfast import --help lists the supported archives",
         ),
     }
 }
@@ -60,7 +60,7 @@ fn damaged() -> Advice {
     advice(
         Exit::Damage,
         Kind::Damage,
-        "have it exported again, or sent again: what came before cannot be relied on",
+        "export it again, or send it again: the data before this place is not reliable either",
     )
 }
 
@@ -69,25 +69,21 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
         ExchangeError::NoMachine { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
-            "holdfast backup takes its disks by themselves",
+            "holdfast backup can back up its disks without the machine",
         ),
         ExchangeError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "check the names after --exclude"),
-        ExchangeError::Name { .. } => advice(
-            Exit::Error,
-            Kind::BadName,
-            "give it a name of yours with --machine NAME",
-        ),
+        ExchangeError::Name { .. } => advice(Exit::Error, Kind::BadName, "choose a name by --machine NAME"),
         ExchangeError::NoDisk { .. } => advice(Exit::Error, Kind::NotFound, "name a snapshot of a machine with disks"),
         ExchangeError::VirtualBox(error) => virtualbox_advice(error),
         ExchangeError::Twin { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "--new-identity makes another machine of it, which starts; or remove the one that is there",
+            "--new-identity imports it as another machine; or remove the existing one first",
         ),
         ExchangeError::Outcome { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "look whether it is there before you send it again: holdfast machines xen://HOST",
+            "check whether it exists before you send it again: holdfast machines xen://HOST",
         ),
         ExchangeError::NoMemory { is_of_qemu, .. } => advice(
             Exit::Error,
@@ -95,27 +91,27 @@ pub(super) fn exchange_advice(error: &ExchangeError) -> Advice {
             if *is_of_qemu {
                 "holdfast restore --to-machine --resume resumes it under libvirt; without --with-memory it starts in the pool"
             } else {
-                "holdfast backup --with-memory takes it; without --with-memory the machine starts"
+                "holdfast backup --with-memory stores the memory; without --with-memory here, the machine starts from its disks"
             },
         ),
         ExchangeError::NoSuspendedRecords { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
-            "an older version has made it; back it up again with --with-memory, or leave that out here, and the machine starts",
+            "an older version has stored it; back it up again with --with-memory, or omit --with-memory here: then the machine starts from its disks",
         ),
         ExchangeError::DiskOfMemory { is_left_out, .. } => advice(
             Exit::Error,
             Kind::Refused,
             if *is_left_out {
-                "leave --exclude or --with-memory out: what runs knows all of its disks"
+                "omit --exclude or --with-memory: the running system in the memory uses all of its disks"
             } else {
-                "without --with-memory the machine starts with the disks that there are"
+                "without --with-memory the machine starts with the existing disks"
             },
         ),
         ExchangeError::Processors { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "what runs knows its processors; without --with-memory the machine starts there",
+            "the running system in the memory depends on its processors; without --with-memory the machine starts from its disks",
         ),
         ExchangeError::FileTaken { .. } => advice(Exit::Error, Kind::Exists, "--force replaces it"),
         ExchangeError::FolderTaken { .. } => advice(Exit::Error, Kind::Exists, "name a new folder, or an empty one"),
@@ -142,13 +138,11 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
         VirtualBoxError::Settings {
             source: holdfast_hardware::Error::Encrypted { .. },
             ..
-        } => refused(
-            "VirtualBox can take the encryption away: VBoxManage encryptvm NAME setencryption --old-password FILE",
-        ),
+        } => refused("remove the encryption first: VBoxManage encryptvm NAME setencryption --old-password FILE"),
         VirtualBoxError::Settings { .. } => advice(
             Exit::Damage,
             Kind::Damage,
-            "VirtualBox keeps the settings before the last change beside them, as NAME.vbox-prev",
+            "VirtualBox keeps the settings from before the last change in the same folder, as NAME.vbox-prev",
         ),
         VirtualBoxError::InUse { .. } => advice(
             Exit::Locked,
@@ -158,7 +152,7 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
         VirtualBoxError::Changed { .. } => advice(
             Exit::Locked,
             Kind::Locked,
-            "back it up again: while it runs, it is read from a snapshot if VBoxManage is there",
+            "back it up again: a running machine is read from a snapshot if VBoxManage is installed",
         ),
         VirtualBoxError::Outside { .. } => {
             refused("if you trust the machine, allow the file or its folder: --allow PATH")
@@ -167,28 +161,28 @@ fn virtualbox_advice(error: &VirtualBoxError) -> Advice {
             refused("run Holdfast as the user that owns it: runuser -u USER -- holdfast ...")
         }
         VirtualBoxError::Encrypted { .. } => refused(
-            "VirtualBox can take the encryption away (VBoxManage encryptmedium --oldpassword), or leave the disk out with --exclude",
+            "remove the encryption first (VBoxManage encryptmedium --oldpassword), or omit the disk by --exclude",
         ),
         VirtualBoxError::Format { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
-            "leave the disk out with --exclude, or have VirtualBox clone it as VDI",
+            "omit the disk by --exclude, or clone it as VDI by VirtualBox",
         ),
-        VirtualBoxError::UnknownImage { .. } => refused(
-            "check with VBoxManage showvminfo whether the machine can start at all; or leave the disk out with --exclude",
-        ),
+        VirtualBoxError::UnknownImage { .. } => {
+            refused("check with VBoxManage showvminfo whether the machine can start; or omit the disk by --exclude")
+        }
         VirtualBoxError::SameUuid { .. } => {
             refused("holdfast image identity --renew gives a copy of an image a UUID of its own")
         }
         VirtualBoxError::OtherImage { .. } => refused(
-            "the file was replaced, or its machine was changed without VirtualBox: VirtualBox would not start it either",
+            "the file was replaced, or its machine was changed without VirtualBox: VirtualBox cannot start it either",
         ),
         VirtualBoxError::State { machine, word } => state_advice(machine, word),
         VirtualBoxError::NoInstant { .. } => refused("back it up while it is shut off"),
         VirtualBoxError::NoManager { .. } => advice(
             Exit::Error,
             Kind::NotFound,
-            "VBoxManage comes with VirtualBox; it has to be in PATH",
+            "VBoxManage is part of VirtualBox; it must be in PATH",
         ),
         _ => advice(Exit::Error, Kind::Io, "please report it"),
     }

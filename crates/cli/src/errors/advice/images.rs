@@ -11,7 +11,7 @@ use crate::exit::Exit;
 
 const HINT_BUSY: &str = "it is in use, by a mounted file system, an array or another program: end that first";
 
-const HINT_NO_SPACE: &str = "make room on the target and try again";
+const HINT_NO_SPACE: &str = "free space on the target and try again";
 
 pub(super) fn image_advice(error: &ImageError) -> Advice {
     match error {
@@ -19,7 +19,7 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::Backing { source, .. } if source.kind() == ErrorKind::NotFound => advice(
             Exit::Error,
             Kind::Io,
-            "without the file below it the image is only a part of a disk: put it where the image names it",
+            "without its backing file the image is only a part of a disk: put the backing file where the image expects it",
         ),
         ImageError::Io { source, .. } | ImageError::Backing { source, .. } => io_advice(source),
         ImageError::Device(error) => device_advice(error),
@@ -29,12 +29,12 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::WouldShrink { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "--shrink allows it; check first where the last partition and its file system end",
+            "--shrink permits it; check first where the last partition and its file system end",
         ),
         ImageError::Refused { file, .. } if is_protocol(file) => advice(
             Exit::Error,
             Kind::Refused,
-            "only files of this host are opened for an image",
+            "an image may only refer to files of this host",
         ),
         ImageError::Refused { .. } => advice(
             Exit::Error,
@@ -44,29 +44,27 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::GuessedFormat { .. } | ImageError::NameContradicts { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "say what it is: --format raw for the bytes of a disk, or the format of its content if you trust who could write to it",
+            "state the format: --format raw for the bytes of a disk, or the format of its content if you trust everyone who could write to it",
         ),
         ImageError::UnknownExtension { .. } => advice(
             Exit::Usage,
             Kind::Usage,
-            "correct the name, or say the format (--format FORMAT; --to FORMAT for image convert)",
+            "correct the name, or state the format (--format FORMAT; --to FORMAT for image convert)",
         ),
-        ImageError::OtherFormat { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "leave --format out, or give the format that it has",
-        ),
+        ImageError::OtherFormat { .. } => {
+            advice(Exit::Error, Kind::Refused, "omit --format, or state the actual format")
+        }
         ImageError::ParentNotFound { .. } => advice(Exit::Error, Kind::NotFound, "say where it is with --allow FILE"),
         ImageError::ParentChanged { .. } => advice(
             Exit::Damage,
             Kind::Damage,
-            "what was written to the parent is in its children too, in part: restore the parent as it was",
+            "the data written to the parent also appears in parts of its children: restore the parent to its old content",
         ),
         ImageError::NoIdentity { .. } | ImageError::NotResizable { .. } => plain(Exit::Error, Kind::Unsupported),
         ImageError::HasChildren { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "make images of their own of those first (holdfast image convert); where the identity changes, name them with --child, or change all that lie beside it with --all-children",
+            "convert its children to standalone images first (holdfast image convert); to change an identity, name the children by --child, or change all in its folder by --all-children",
         ),
         ImageError::NotAChild { .. } => advice(
             Exit::Error,

@@ -16,7 +16,7 @@ pub(super) fn password_advice(error: &PasswordError) -> Advice {
             Exit::Usage,
             Kind::NoPassword,
             format!(
-                "give --password-file FILE or --password-command COMMAND, set {} or {}, or add the systemd credential holdfast.password",
+                "use --password-file FILE or --password-command COMMAND, set {} or {}, or add the systemd credential holdfast.password",
                 environment::PASSWORD_FILE,
                 environment::PASSWORD_COMMAND
             ),
@@ -24,12 +24,12 @@ pub(super) fn password_advice(error: &PasswordError) -> Advice {
         PasswordError::NoTerminalForNew => advice(
             Exit::Usage,
             Kind::NoPassword,
-            "give --new-password-file FILE or --new-password-command COMMAND",
+            "use --new-password-file FILE or --new-password-command COMMAND",
         ),
         PasswordError::NoTerminalForPool => advice(
             Exit::Usage,
             Kind::NoPassword,
-            "give --pool-password-file or --pool-password-command, or set HOLDFAST_POOL_PASSWORD_FILE",
+            "use --pool-password-file or --pool-password-command, or set HOLDFAST_POOL_PASSWORD_FILE",
         ),
         PasswordError::NoTerminalForOther { options } => {
             advice(Exit::Usage, Kind::NoPassword, format!("give {options}"))
@@ -38,7 +38,7 @@ pub(super) fn password_advice(error: &PasswordError) -> Advice {
         PasswordError::Command(_) | PasswordError::CommandFailed { .. } => advice(
             Exit::Error,
             Kind::Password,
-            "run the command by itself with /bin/sh -c, and read its messages",
+            "run the command alone by /bin/sh -c, and read its messages",
         ),
         PasswordError::Empty { .. } | PasswordError::TooLong { .. } => {
             advice(Exit::Error, Kind::Password, "the password is all of the first line")

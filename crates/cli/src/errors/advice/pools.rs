@@ -11,20 +11,16 @@ use crate::exit::Exit;
 pub(super) fn xen_advice(error: &XenBackupError) -> Advice {
     match error {
         XenBackupError::Pool(error) => pool_advice(error),
-        XenBackupError::Name { .. } => advice(
-            Exit::Error,
-            Kind::BadName,
-            "give it a name of yours with --machine NAME",
-        ),
+        XenBackupError::Name { .. } => advice(Exit::Error, Kind::BadName, "choose a name by --machine NAME"),
         XenBackupError::NoWay { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
-            "--pool-read vhd reads them without NBD, for which the host's port has to be reached from here",
+            "--pool-read vhd reads them without NBD, which needs access to a port of the host",
         ),
         _ => advice(
             Exit::Error,
             Kind::Io,
-            "the machine may have been changed at this moment: try again",
+            "the machine may have been changed at the same time: try again",
         ),
     }
 }
@@ -34,7 +30,7 @@ fn pool_advice(error: &XapiError) -> Advice {
         XapiError::Address { .. } => advice(
             Exit::Usage,
             Kind::Usage,
-            "pools are named xen://HOST, and machines xen://HOST/NAME; the user, where it is not root, stands before the host: xen://backup@HOST/NAME",
+            "pools are named xen://HOST, and machines xen://HOST/NAME; a user other than root is before the host: xen://backup@HOST/NAME",
         ),
         XapiError::Trust { .. } => advice(
             Exit::Usage,
@@ -44,22 +40,22 @@ fn pool_advice(error: &XapiError) -> Advice {
         XapiError::Untrusted { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "compare it with what openssl x509 -noout -fingerprint -sha256 -in /etc/xensource/xapi-ssl.pem prints on that host, and where it is the same, give it with --pool-certificate",
+            "compare it with the output of openssl x509 -noout -fingerprint -sha256 -in /etc/xensource/xapi-ssl.pem on that host; if they are equal, trust it by --pool-certificate",
         ),
         XapiError::Connect { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "check the address: it is that of the pool's master, or of any host of it, and its HTTPS port has to be reached from here",
+            "check the address: it is that of the pool's master, or of any host of the pool, and its HTTPS port must be accessible from here",
         ),
         XapiError::Broken { .. } => advice(
             Exit::Error,
             Kind::Io,
-            "the network between, or the toolstack of the host, may have had a break: try again",
+            "the network or the toolstack of the host may have been interrupted: try again",
         ),
         XapiError::Login { .. } => advice(
             Exit::Error,
             Kind::Permission,
-            "check the user in the address and the password; a user of its own with the role vm-power-admin is enough",
+            "check the user in the address and the password; a separate user with the role vm-power-admin is sufficient",
         ),
         XapiError::NoMachine { .. } => advice(
             Exit::Error,
@@ -70,17 +66,17 @@ fn pool_advice(error: &XapiError) -> Advice {
         XapiError::NoStorage { .. } => advice(
             Exit::Error,
             Kind::NotFound,
-            "name one behind the pool: xen://HOST/STORAGE",
+            "name one after the pool: xen://HOST/STORAGE",
         ),
         XapiError::Refused { code, .. } if code == "SR_BACKEND_FAILURE_44" || code == "SR_FULL" => advice(
             Exit::Error,
             Kind::NoSpace,
-            "make room in the storage repository, or name another one",
+            "free space in the storage repository, or name another one",
         ),
         XapiError::Refused { code, .. } if code == "RBAC_PERMISSION_DENIED" => advice(
             Exit::Error,
             Kind::Permission,
-            "give the user the role vm-power-admin, or pool-operator to change what is tracked",
+            "assign the user the role vm-power-admin, or pool-operator to change which disks are tracked",
         ),
         XapiError::Refused { code, .. } if code == "OTHER_OPERATION_IN_PROGRESS" || code == "VDI_IN_USE" => {
             advice(Exit::Locked, Kind::Locked, "try again when it has ended")
@@ -93,7 +89,7 @@ fn pool_advice(error: &XapiError) -> Advice {
         _ => advice(
             Exit::Error,
             Kind::Io,
-            "the log of the host (/var/log/xensource.log) says more",
+            "the log of the host (/var/log/xensource.log) has details",
         ),
     }
 }

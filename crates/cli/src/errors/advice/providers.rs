@@ -13,7 +13,7 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
         ProviderError::NotFound { .. } => advice(
             Exit::Error,
             Kind::NotFound,
-            "holdfast host datasets and holdfast host list show what there is",
+            "holdfast host datasets and holdfast host list show the existing ones",
         ),
         ProviderError::Exists { .. } => advice(
             Exit::Error,
@@ -23,7 +23,7 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
         ProviderError::Replaced { .. } => advice(
             Exit::Error,
             Kind::Refused,
-            "it is left unchanged; holdfast host list shows the present snapshots",
+            "it is unchanged; holdfast host list shows the current snapshots",
         ),
         ProviderError::Held { .. } => advice(
             Exit::Locked,
@@ -57,13 +57,13 @@ pub(super) fn provider_advice(error: &ProviderError) -> Advice {
         ProviderError::Tool(ToolError::NoConnection { .. }) => advice(
             Exit::Error,
             Kind::Io,
-            "see whether ssh HOST works by itself, without a password; keys, users and ports belong into ~/.ssh/config",
+            "check that ssh HOST works without a password; set keys, users and ports in ~/.ssh/config",
         ),
         ProviderError::Tool(_) => advice(Exit::Error, Kind::Io, "see whether it answers when you ask it yourself"),
         _ => advice(
             Exit::Error,
             Kind::Io,
-            "see whether the versions of its program and its module are the same",
+            "check that its programs and its kernel module have the same version",
         ),
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         Refusal::OtherHost { .. } => (
             Exit::Error,
             Kind::Unsupported,
-            "run holdfast on that host, with the repository where it can reach it",
+            "run holdfast on that host, with a repository that is accessible there",
         ),
         Refusal::OtherUser { .. } => (
             Exit::Error,
@@ -29,12 +29,12 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         Refusal::NoConfiguration { .. } => (
             Exit::Error,
             Kind::NotFound,
-            "restore its disks to files; what can be restored to libvirt was backed up as a machine of libvirt",
+            "restore its disks to files; only machines that were backed up from libvirt can be restored to libvirt",
         ),
         Refusal::MachineExists { .. } => (
             Exit::Error,
             Kind::Exists,
-            "give it another name (of many clones, another --first); of what is restored, leave --keep-identity out to have both, or restore --in-place over the one that is there",
+            "choose another name (for many clones, another --first); for a restore, omit --keep-identity to have both machines, or restore --in-place over the existing one",
         ),
         Refusal::DiskMissing { .. } => (
             Exit::Error,
@@ -44,25 +44,21 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
         Refusal::NoDevice { .. } => (
             Exit::Error,
             Kind::NotFound,
-            "make the volume again, at least as large as the disk; or restore to a new machine, with --disk or --storage",
+            "create the volume again, at least as large as the disk; or restore to a new machine, with --disk or --storage",
         ),
         Refusal::NoPlace { .. } => (
             Exit::Error,
             Kind::NotFound,
-            "give --disk DISK=PATH, with --force for a block device, or --storage FOLDER",
+            "use --disk DISK=PATH, with --force for a block device, or --storage FOLDER",
         ),
         Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or give --storage FOLDER"),
         Refusal::UnknownDisk { .. } => (Exit::Error, Kind::NotFound, "name disks as the snapshot does: vda"),
         Refusal::PathTaken { .. } => (Exit::Error, Kind::Exists, "give another path, or remove the file"),
-        Refusal::InUse { .. } => (
-            Exit::Error,
-            Kind::Refused,
-            "give another place, or restore that machine",
-        ),
+        Refusal::InUse { .. } => (Exit::Error, Kind::Refused, "use another place, or restore that machine"),
         Refusal::NoRoom { .. } => (
             Exit::Error,
             Kind::NoSpace,
-            "make room on the target, or give another --storage FOLDER",
+            "free space on the target, or use another --storage FOLDER",
         ),
         Refusal::Configuration { .. } | Refusal::TooLarge { .. } => (
             Exit::Error,
@@ -84,12 +80,12 @@ fn of_host(refusal: &Refusal) -> (Exit, Kind, &'static str) {
         Refusal::WouldNotStart { .. } => (
             Exit::Error,
             Kind::Refused,
-            "put that right first; without --start, --resume and --live it is restored all the same, and virsh edit changes its configuration",
+            "correct that first; or restore it without --start, --resume and --live, and change its configuration by virsh edit",
         ),
         Refusal::DomainType { .. } => (
             Exit::Error,
             Kind::Unsupported,
-            "--domain-type qemu makes a machine that is emulated, which is slow; or load the kernel's modules for KVM",
+            "--domain-type qemu creates an emulated machine, which is slow; or load the kernel modules of KVM",
         ),
         _ => of_present_machine(refusal),
     }
@@ -106,12 +102,12 @@ fn of_present_machine(refusal: &Refusal) -> (Exit, Kind, &'static str) {
         Refusal::Transient { .. } => (
             Exit::Error,
             Kind::Refused,
-            "virsh dumpxml and virsh define make it one that stays; or holdfast clone makes a new machine",
+            "virsh dumpxml and virsh define make it persistent; or holdfast clone creates a new machine",
         ),
         Refusal::AnotherMachine { .. } => (
             Exit::Error,
             Kind::Refused,
-            "name it with --name if its disks are to be written over, and keep its configuration",
+            "name it by --name to overwrite its disks and keep its configuration",
         ),
         Refusal::KeptStates { .. } => (
             Exit::Error,
@@ -127,7 +123,7 @@ fn machine_gone(machine: &str, point: &str) -> Advice {
         exit: Exit::Error,
         kind: Kind::NotFound,
         hint: Some(format!(
-            "holdfast clone {machine}@{point} {machine} makes a new machine of it"
+            "holdfast clone {machine}@{point} {machine} creates a new machine from it"
         )),
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::FutureVersion { .. } => advice(
             Exit::Error,
             Kind::NewerFormat,
-            "use the program that has pushed it, or a later one",
+            "use the version of the program that pushed it, or a later one",
         ),
         TemplateError::Statement { .. } | TemplateError::Contradiction { .. } => advice(
             Exit::Damage,
@@ -40,7 +40,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::TagTaken { .. } => advice(
             Exit::Error,
             Kind::Exists,
-            "give another tag, or --replace: the existing content remains, under its digest",
+            "use another tag, or --replace: the existing content remains accessible by its digest",
         ),
         TemplateError::FromTheFuture { .. } => {
             refused("set the clock; if that of the other host was wrong, remove the tag first")
@@ -62,7 +62,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::BadSignature { .. } | TemplateError::OtherContent { .. } => advice(
             Exit::Damage,
             Kind::Damage,
-            "it was changed without a signature, or is damaged: do not use it, and check who can write to the repository",
+            "it was changed without a new signature, or is damaged: do not use it, and check who can write to the repository",
         ),
         TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "give a new folder as target"),
         TemplateError::Configuration { .. } => refused("of a template with one disk, an image as target leaves it out"),
@@ -73,7 +73,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
 
 fn refused_without_signers() -> Advice {
     let hint = format!(
-        "give --allowed-signers FILE, set {}, or write /etc/holdfast/allowed_signers: a line for each, with a name and the public key",
+        "use --allowed-signers FILE, set {}, or create /etc/holdfast/allowed_signers: a line for each signer, with a name and the public key",
         environment::ALLOWED_SIGNERS
     );
     advice(Exit::Error, Kind::Refused, hint)
@@ -90,7 +90,7 @@ fn signature_advice(error: &SshSignatureError) -> Advice {
         SshSignatureError::NotSigned { .. } => advice(
             Exit::Error,
             Kind::Key,
-            "a key with a passphrase needs a terminal, or an agent: ssh-add KEY; what was stored is found again",
+            "a key with a passphrase needs a terminal, or an agent: ssh-add KEY; the stored data is found again",
         ),
         _ => advice(Exit::Usage, Kind::Usage, "give it a path that is text"),
     }

@@ -64,7 +64,7 @@ fn a_failed_export_names_the_full_target() {
         let (_, text) = rig.error(1, &["export", "web1", &target]);
         assert!(text.contains(&format!("write {target}")), "{text}");
         assert!(!text.contains("offset") && !text.contains("--in-place"), "{text}");
-        assert_no_space(&rig, &["export", "web1", &target], &["make room"]);
+        assert_no_space(&rig, &["export", "web1", &target], &["free space"]);
         assert!(!rig.path(&target).exists());
         let full = File::options().write(true).open("/dev/full").unwrap();
         let mut command = rig.command(&["export", "web1", "-", "--format", kind]);
@@ -72,7 +72,7 @@ fn a_failed_export_names_the_full_target() {
         assert_eq!(output.status.code(), Some(1));
         let text = stderr(&output);
         assert!(
-            text.contains("write to standard output") && text.contains("make room"),
+            text.contains("write to standard output") && text.contains("free space"),
             "{text}"
         );
     }
@@ -109,13 +109,13 @@ fn a_full_disk_leaves_no_partial_file_and_damages_nothing() {
 
     let before = rig.names("small");
     for target in ["small/b.qcow2", "small/b.raw"] {
-        assert_no_space(&rig, &["image", "convert", "b.raw", target], &[target, "make room"]);
+        assert_no_space(&rig, &["image", "convert", "b.raw", target], &[target, "free space"]);
         assert_eq!(rig.names("small"), before, "no partial file of {target} is left");
     }
     fill(&rig);
     let before = rig.names("small");
     for target in ["small/a.raw", "small/a.qcow2"] {
-        assert_no_space(&rig, &["restore", "a", target], &[target, "make room"]);
+        assert_no_space(&rig, &["restore", "a", target], &[target, "free space"]);
         assert_eq!(rig.names("small"), before, "no partial file of {target} is left");
     }
     assert_no_space(&rig, &["backup", "-m", "d", "b.raw"], &["repo", "holdfast gc"]);

@@ -288,7 +288,7 @@ fn incomplete_snapshots_name_the_missing_part() {
     assert!(output.status.success(), "{}", stderr(&output));
     let (kind, message) = world.fails(1, &["export", "old", &address, "--with-memory"]);
     assert!(message.contains("not the records that its pool had then"), "{message}");
-    assert!(message.contains("an older version has made it"), "{message}");
+    assert!(message.contains("an older version has stored it"), "{message}");
     assert_eq!(kind, "unsupported");
     let report = world.rig.json(3, &["export", "old", "old.xva"])["report"].clone();
     assert!(

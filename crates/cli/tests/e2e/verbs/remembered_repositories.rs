@@ -221,7 +221,7 @@ fn a_link_in_place_of_the_pack_folder_is_not_damage() {
     ] {
         let text = stderr(&rig.code(1, words));
         assert!(
-            text.contains("is a link, or no folder") && text.contains("no link is followed"),
+            text.contains("is a link, or no folder") && text.contains("are not followed"),
             "{words:?}: {text}"
         );
     }

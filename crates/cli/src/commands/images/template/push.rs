@@ -246,7 +246,7 @@ fn source(args: &PushArgs) -> Result<PushSource, Error> {
         ];
         if let Some((option, _)) = about_images.iter().find(|(_, is_given)| *is_given) {
             let what = format!("{option} is about images, and {} is a snapshot", only.display());
-            return Err(Error::usage(what, "for an image give a path with a /"));
+            return Err(Error::usage(what, "the path of an image has a /"));
         }
         let name: SnapshotName = only.to_string_lossy().parse().map_err(holdfast_engine::Error::from)?;
         if name.disk.is_some() {
