@@ -18,6 +18,7 @@
 //!
 //! Version 1 has no tables, only ids of packs; its offsets have 21 bits, the other fields are one bit lower. Only read.
 
+mod ends;
 #[cfg(feature = "hostile")]
 pub(crate) mod forged;
 
@@ -25,6 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_block::LruCache;
 
+use self::ends::check_ends;
 use super::table_places::TablePlaces;
 use super::{IndexEntry, PREFIX_LENGTH, Prefix};
 use crate::error::{Error, Result};
@@ -409,64 +411,6 @@ impl SegmentReader {
             length,
         })
     }
-}
-
-struct Counts {
-    version: u16,
-    entries: u64,
-    packs: u32,
-    pages: u32,
-}
-
-impl Counts {
-    fn pack_entry_length(&self) -> usize {
-        match self.version {
-            FORMAT_VERSION_1 => PackId::LENGTH,
-            _ => PACK_ENTRY_LENGTH,
-        }
-    }
-}
-
-fn check_ends(
-    name: &ObjectName,
-    segment: SegmentId,
-    header: &[u8; HEADER_LENGTH],
-    trailer: &[u8; TRAILER_LENGTH],
-    trailer_at: u64,
-) -> Result<Counts> {
-    let wrong = |at: u64, detail: &str| Err(Error::damaged(name, at, detail));
-    if &header[..8] != MAGIC {
-        return wrong(0, "it does not begin as a segment of the index does");
-    }
-    let version = u16::from_le_bytes([header[8], header[9]]);
-    if !(FORMAT_VERSION_1..=FORMAT_VERSION).contains(&version) {
-        return Err(Error::FutureVersion {
-            object: name.clone(),
-            found: version.into(),
-            supported: FORMAT_VERSION.into(),
-        });
-    }
-    if &trailer[..8] != TRAILER_MAGIC || crc32c::crc32c(&trailer[..60]).to_le_bytes() != trailer[60..] {
-        return wrong(
-            trailer_at,
-            "it does not end as a segment of the index does: cut short, or overwritten",
-        );
-    }
-    if header[10..16] != [0; 6] || header[16..] != *segment.as_bytes() || trailer[8..24] != *segment.as_bytes() {
-        return wrong(16, "it is another segment under this name");
-    }
-    let word = |at: usize| u32::from_le_bytes(trailer[at..at + 4].try_into().expect("four bytes"));
-    let entries = u64::from_le_bytes(trailer[24..32].try_into().expect("eight bytes"));
-    let counts = Counts {
-        version,
-        entries,
-        packs: word(32),
-        pages: word(36),
-    };
-    if counts.entries.div_ceil(PAGE_ENTRY_COUNT as u64) != u64::from(counts.pages) || counts.packs > PACK_COUNT_MAX {
-        return wrong(trailer_at + 24, "its counts do not agree");
-    }
-    Ok(counts)
 }
 
 /// The offset after the pages of a segment with this many entries.
