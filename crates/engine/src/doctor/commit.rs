@@ -18,17 +18,17 @@ type TextResult<T> = Result<T, String>;
 
 pub(super) fn commit(
     request: &DoctorRequest<'_>,
-    patient: &ExaminedMachine<'_>,
+    subject: &ExaminedMachine<'_>,
     disk: &str,
     images: &[PathBuf],
     base: &Path,
     job: Job<'_>,
 ) -> TextResult<String> {
     let overlays = request.overlays.ok_or("libvirt does not manage it")?;
-    let description = patient.machine.describe().map_err(|error| error.to_string())?;
+    let description = subject.machine.describe().map_err(|error| error.to_string())?;
     let uuid = &description.summary.uuid;
     // The plan may be outdated: nothing is committed from or into another chain.
-    let chain = chains_of(&description, &patient.machine.rights())
+    let chain = chains_of(&description, &subject.machine.rights())
         .into_iter()
         .find(|(target, _)| target == disk);
     let planned: Vec<&Path> = images.iter().map(PathBuf::as_path).chain([base]).collect();
@@ -38,7 +38,7 @@ pub(super) fn commit(
     if !is_as_planned {
         return Err("its images are others than a moment ago".to_owned());
     }
-    let note = note(request, patient, uuid)?;
+    let note = note(request, subject, uuid)?;
     let commit = OverlayCommit {
         overlays,
         machine: uuid,
@@ -55,7 +55,7 @@ pub(super) fn commit(
     // the overlay was committed.
     let is_deleted = |path: &&PathBuf| request.emptied == EmptiedOverlays::Delete || run_of_overlay(path).is_some();
     let doomed: Vec<&PathBuf> = images.iter().filter(is_deleted).collect();
-    let deleted = delete_unused(request, patient, &doomed)?;
+    let deleted = delete_unused(request, subject, &doomed)?;
     for path in images {
         let shown = path.display();
         let fate = if deleted.contains(path) {
@@ -68,15 +68,15 @@ pub(super) fn commit(
     Ok(words)
 }
 
-fn note(request: &DoctorRequest<'_>, patient: &ExaminedMachine<'_>, uuid: &str) -> TextResult<Option<RunNote>> {
+fn note(request: &DoctorRequest<'_>, subject: &ExaminedMachine<'_>, uuid: &str) -> TextResult<Option<RunNote>> {
     let Some(folder) = &request.journal else {
         return Ok(None);
     };
     let record = RunRecord {
         run: RunId((request.new_run)()),
-        machine: patient.machine.name().to_owned(),
+        machine: subject.machine.name().to_owned(),
         uuid: uuid.to_owned(),
-        way: patient.way.clone(),
+        way: subject.way.clone(),
         process: request.process.clone(),
         start_ms: (request.now_ms)(),
         phase: Phase::Committing,
@@ -91,7 +91,7 @@ fn note(request: &DoctorRequest<'_>, patient: &ExaminedMachine<'_>, uuid: &str) 
 /// Deletes files that no machine has in any present chain.
 fn delete_unused(
     request: &DoctorRequest<'_>,
-    patient: &ExaminedMachine<'_>,
+    subject: &ExaminedMachine<'_>,
     images: &[&PathBuf],
 ) -> TextResult<Vec<PathBuf>> {
     if images.is_empty() {
@@ -104,7 +104,7 @@ fn delete_unused(
             continue;
         }
         std::fs::remove_file(path).map_err(|error| {
-            let name = patient.machine.name();
+            let name = subject.machine.name();
             format!("{name} is on its base, but {} is not deleted: {error}", path.display())
         })?;
         deleted.push((*path).clone());

@@ -40,9 +40,9 @@ pub(super) fn look(
     processes: Option<&[Vec<String>]>,
 ) -> Vec<SeenInstant> {
     let mut owners = BTreeMap::new();
-    for patient in &request.patients {
-        let folder = folder_of(patient.machine);
-        owners.extend(folder.map(|folder| (folder, patient.machine.name().to_owned())));
+    for subject in &request.subjects {
+        let folder = folder_of(subject.machine);
+        owners.extend(folder.map(|folder| (folder, subject.machine.name().to_owned())));
     }
     let mut found: BTreeSet<PathBuf> = owners.keys().cloned().collect();
     let is_whole = request.everything && request.neighbours.is_some_and(|all| has_all(all, &mut owners));

@@ -113,8 +113,8 @@ fn unattached(processes: &[ProcessInfo], runs: &[SeenRun], request: &DoctorReque
     let noted = runs.iter().filter(|noted| noted.life == Liveness::Alive);
     let noted: BTreeSet<u32> = noted.map(|noted| noted.record.process.process).collect();
     let is_examined = |address: &str| {
-        let mut patients = request.patients.iter();
-        address == request.address || patients.any(|patient| patient.address == address)
+        let mut subjects = request.subjects.iter();
+        address == request.address || subjects.any(|subject| subject.address == address)
     };
     let may_be = processes.iter().filter(|process| {
         let is_verb = |word: &String| CHANGING_VERBS.contains(&&word[..]);
@@ -149,13 +149,13 @@ fn address_in(words: &[String]) -> Option<&str> {
 /// The examined machines, and their neighbours whose files may be read: not those whose files another user names.
 fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> Result<Vec<Description>> {
     let mut descriptions = Vec::new();
-    for patient in &request.patients {
+    for subject in &request.subjects {
         job.interrupt.check()?;
-        match machine(patient, request) {
+        match machine(subject, request) {
             Ok((machine, description)) => {
                 let name = machine.name.clone();
                 seen.machines.push(machine);
-                match patient.machine.rights().other_user() {
+                match subject.machine.rights().other_user() {
                     None => descriptions.push(description),
                     Some(user) => seen.unreachable.push((
                         name,
@@ -165,7 +165,7 @@ fn descriptions(request: &DoctorRequest<'_>, seen: &mut Seen, job: Job<'_>) -> R
             }
             Err(error) => seen
                 .unreachable
-                .push((patient.machine.name().to_owned(), error.to_string())),
+                .push((subject.machine.name().to_owned(), error.to_string())),
         }
     }
     let neighbours = request.neighbours;
@@ -212,11 +212,11 @@ fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
     })
 }
 
-fn machine(patient: &ExaminedMachine<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMachine, Description)> {
-    let machine = patient.machine;
+fn machine(subject: &ExaminedMachine<'_>, request: &DoctorRequest<'_>) -> Result<(SeenMachine, Description)> {
+    let machine = subject.machine;
     let description = machine.describe()?;
     let summary = description.summary.clone();
-    let is_libvirt = !patient.address.starts_with("qmp:");
+    let is_libvirt = !subject.address.starts_with("qmp:");
     let has_qemu = matches!(summary.state, MachineState::Running | MachineState::Paused);
     let failed = |source| {
         Error::from(holdfast_host::Error::Monitor {
@@ -228,7 +228,7 @@ fn machine(patient: &ExaminedMachine<'_>, request: &DoctorRequest<'_>) -> Result
     let mut seen = SeenMachine {
         name: summary.name.clone(),
         uuid: summary.uuid.clone(),
-        address: patient.address.clone(),
+        address: subject.address.clone(),
         is_libvirt,
         state: summary.state,
         runs: Vec::new(),
@@ -244,7 +244,7 @@ fn machine(patient: &ExaminedMachine<'_>, request: &DoctorRequest<'_>) -> Result
         devices = disks(machine.monitor()).map_err(failed)?;
     }
     if summary.state == MachineState::Running && description.has_agent_channel {
-        seen.frozen = freeze(patient);
+        seen.frozen = freeze(subject);
     }
     for (target, chain) in chains_of(&description, &machine.rights()) {
         let alias = description.disks.iter().find(|disk| disk.target == target);
@@ -269,12 +269,12 @@ fn machine(patient: &ExaminedMachine<'_>, request: &DoctorRequest<'_>) -> Result
     Ok((seen, description))
 }
 
-fn freeze(patient: &ExaminedMachine<'_>) -> SeenFreeze {
-    match agent::is_frozen(patient.machine, AGENT_DEADLINE) {
+fn freeze(subject: &ExaminedMachine<'_>) -> SeenFreeze {
+    match agent::is_frozen(subject.machine, AGENT_DEADLINE) {
         Ok(true) => SeenFreeze::Frozen,
         Ok(false) => SeenFreeze::Thawed,
         // Most machines have an agent channel, and many have no agent connected to it.
-        Err(error) => match agent::is_connected(patient.machine.monitor()) {
+        Err(error) => match agent::is_connected(subject.machine.monitor()) {
             Ok(true) => SeenFreeze::Silent(error.to_string()),
             _ => SeenFreeze::NotAsked,
         },

@@ -46,7 +46,7 @@ const WATCHDOG_INTERVAL: Duration = Duration::from_millis(100);
 /// What to examine, and with which tools.
 pub struct DoctorRequest<'a> {
     /// The libvirt and QEMU machines.
-    pub patients: Vec<ExaminedMachine<'a>>,
+    pub subjects: Vec<ExaminedMachine<'a>>,
     /// The VirtualBox machines.
     pub virtualbox: Vec<VirtualBoxMachine<'a>>,
     /// The XenServer pools.

@@ -37,31 +37,31 @@ impl ExaminedPool {
 /// Examines the pools. Repositories must be examined afterwards: they then contain everything that a backup has stored by now.
 pub(super) fn look(request: &DoctorRequest<'_>) -> (Vec<SeenPool>, Vec<(String, String)>) {
     let (mut seen, mut unreachable) = (Vec::new(), Vec::new());
-    for patient in &request.pools {
-        match look_at(request, patient) {
+    for subject in &request.pools {
+        match look_at(request, subject) {
             Ok(pool) => seen.push(pool),
-            Err(error) => unreachable.push((patient.pool.title(), error.to_string())),
+            Err(error) => unreachable.push((subject.pool.title(), error.to_string())),
         }
     }
     (seen, unreachable)
 }
 
-fn look_at(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<SeenPool> {
+fn look_at(request: &DoctorRequest<'_>, subject: &ExaminedPool) -> Result<SeenPool> {
     Ok(SeenPool {
-        title: patient.pool.title(),
-        kept: kept(patient)?,
-        snapshots: snapshots(request, patient)?,
+        title: subject.pool.title(),
+        kept: kept(subject)?,
+        snapshots: snapshots(request, subject)?,
     })
 }
 
-fn kept(patient: &ExaminedPool) -> Result<Vec<SeenKept>> {
+fn kept(subject: &ExaminedPool) -> Result<Vec<SeenKept>> {
     let mut kept: BTreeMap<String, SeenKept> = BTreeMap::new();
-    for disk in patient.pool.base_disks()? {
+    for disk in subject.pool.base_disks()? {
         let Some((repository, machine)) = purpose_of(&disk.purpose) else {
             continue;
         };
-        let machine = patient.machine(machine);
-        if machine.is_none() && !patient.is_whole {
+        let machine = subject.machine(machine);
+        if machine.is_none() && !subject.is_whole {
             continue;
         }
         let entry = kept.entry(disk.purpose.clone()).or_insert_with(|| SeenKept {
@@ -78,9 +78,9 @@ fn kept(patient: &ExaminedPool) -> Result<Vec<SeenKept>> {
 }
 
 /// The snapshots made by backups of the examined machines, grouped by machine and owner.
-fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<SeenSnapshots>> {
-    let named = |patient: &ExaminedPool| patient.pool.all_snapshots_labelled(&format!("{LABEL} "));
-    let first = named(patient)?;
+fn snapshots(request: &DoctorRequest<'_>, subject: &ExaminedPool) -> Result<Vec<SeenSnapshots>> {
+    let named = |subject: &ExaminedPool| subject.pool.all_snapshots_labelled(&format!("{LABEL} "));
+    let first = named(subject)?;
     if first.is_empty() {
         return Ok(Vec::new());
     }
@@ -91,14 +91,14 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<
     let life = |machine: Option<&XenMachine>| life(request, machine, processes.as_deref());
     let lives: Vec<SnapshotOwner> = first
         .iter()
-        .map(|one| whose(one, &prefix, || life(owner(patient, one))))
+        .map(|one| whose(one, &prefix, || life(owner(subject, one))))
         .collect();
     // A backup that has ended meanwhile has removed its snapshots.
-    let still: BTreeSet<String> = named(patient)?.into_iter().map(|one| one.snapshot.uuid).collect();
+    let still: BTreeSet<String> = named(subject)?.into_iter().map(|one| one.snapshot.uuid).collect();
     let mut seen: Vec<SeenSnapshots> = Vec::new();
     for (one, whose) in first.into_iter().zip(lives) {
-        let machine = owner(patient, &one).map(|machine| machine.summary.name.clone());
-        let is_meant = machine.is_some() || (patient.is_whole && is_of_any(&one.snapshot.label));
+        let machine = owner(subject, &one).map(|machine| machine.summary.name.clone());
+        let is_meant = machine.is_some() || (subject.is_whole && is_of_any(&one.snapshot.label));
         if !still.contains(&one.snapshot.uuid) || !is_meant || !is_of_any(&one.snapshot.label) {
             continue;
         }
@@ -124,8 +124,8 @@ fn snapshots(request: &DoctorRequest<'_>, patient: &ExaminedPool) -> Result<Vec<
 }
 
 /// The machine of a snapshot, if it is examined.
-fn owner<'p>(patient: &'p ExaminedPool, snapshot: &ListedSnapshot) -> Option<&'p XenMachine> {
-    let mut machines = patient.machines.iter();
+fn owner<'p>(subject: &'p ExaminedPool, snapshot: &ListedSnapshot) -> Option<&'p XenMachine> {
+    let mut machines = subject.machines.iter();
     machines.find(|machine| machine.reference == snapshot.machine)
 }
 
@@ -311,15 +311,15 @@ pub(super) fn remove_snapshots(
     job: Job<'_>,
 ) -> std::result::Result<String, String> {
     let words = |error: crate::Error| error.to_string();
-    let patient = patient(request, title)?;
+    let subject = subject(request, title)?;
     let prefix = prefix(request);
-    let listed = patient.pool.all_snapshots_labelled(&prefix);
+    let listed = subject.pool.all_snapshots_labelled(&prefix);
     let mut removed = Vec::new();
     for one in listed.map_err(|error| error.to_string())? {
         if !uuids.contains(&one.snapshot.uuid) || !is_of_run(&one.snapshot.label, &prefix) {
             continue;
         }
-        let _lock = match owner(patient, &one) {
+        let _lock = match owner(subject, &one) {
             Some(machine) => {
                 let now = Timestamp::from_millisecond((request.now_ms)()).unwrap_or(Timestamp::UNIX_EPOCH);
                 let place = place(request);
@@ -329,7 +329,7 @@ pub(super) fn remove_snapshots(
             // A machine that no longer exists cannot be backed up.
             None => None,
         };
-        let done = remove_left(&patient.pool, &one.snapshot);
+        let done = remove_left(&subject.pool, &one.snapshot);
         done.map_err(|error| format!("{:?} cannot be removed: {error}", one.snapshot.label))?;
         removed.push(format!("{:?}", one.snapshot.label));
     }
@@ -346,18 +346,18 @@ pub(super) fn remove_kept_disks(
     purpose: &str,
     uuids: &[String],
 ) -> std::result::Result<String, String> {
-    let patient = patient(request, title)?;
+    let subject = subject(request, title)?;
     let is_it = |disk: &&BaseDisk| disk.purpose == purpose && uuids.contains(&disk.uuid);
-    let kept = patient.pool.base_disks().map_err(|error| error.to_string())?;
+    let kept = subject.pool.base_disks().map_err(|error| error.to_string())?;
     for disk in kept.iter().filter(is_it) {
-        let removed = patient.pool.remove_disk(&disk.reference);
+        let removed = subject.pool.remove_disk(&disk.reference);
         removed.map_err(|error| format!("the disk {} cannot be removed: {error}", disk.uuid))?;
     }
     Ok(format!("removed {}", counted(uuids.len())))
 }
 
-fn patient<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Result<&'r ExaminedPool, String> {
-    let found = request.pools.iter().find(|patient| patient.pool.title() == title);
+fn subject<'r>(request: &'r DoctorRequest<'_>, title: &str) -> std::result::Result<&'r ExaminedPool, String> {
+    let found = request.pools.iter().find(|subject| subject.pool.title() == title);
     found.ok_or_else(|| format!("{title} is not examined"))
 }
 

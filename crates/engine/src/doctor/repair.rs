@@ -57,8 +57,8 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
         Repair::ForgetRun(run) => forget(request, finding, *run, job),
         of_machine => {
             let name = finding.machine.as_deref().unwrap_or_default();
-            match request.patients.iter().find(|patient| patient.machine.name() == name) {
-                Some(patient) => mend_machine(request, patient, of_machine, job),
+            match request.subjects.iter().find(|subject| subject.machine.name() == name) {
+                Some(subject) => repair_machine(request, subject, of_machine, job),
                 None => Err("the machine is gone".to_owned()),
             }
         }
@@ -73,11 +73,11 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
 /// are visible only when it runs again, and without the note their owner would be unknown.
 fn forget(request: &DoctorRequest<'_>, finding: &Finding, run: RunId, job: Job<'_>) -> Result<String, String> {
     let name = finding.machine.as_deref().unwrap_or_default();
-    let patients = request.patients.iter();
-    for patient in patients.filter(|patient| patient.machine.name() == name) {
-        let state = patient.machine.describe().map(|description| description.summary.state);
+    let subjects = request.subjects.iter();
+    for subject in subjects.filter(|subject| subject.machine.name() == name) {
+        let state = subject.machine.describe().map(|description| description.summary.state);
         if matches!(state, Ok(MachineState::Running | MachineState::Paused)) {
-            remove_run(patient.machine.monitor(), job.clock, run).map_err(|error| error.to_string())?;
+            remove_run(subject.machine.monitor(), job.clock, run).map_err(|error| error.to_string())?;
         }
     }
     let folder = request.journal.as_deref().unwrap_or(Path::new("."));
@@ -86,13 +86,13 @@ fn forget(request: &DoctorRequest<'_>, finding: &Finding, run: RunId, job: Job<'
         .map_err(|error| error.to_string())
 }
 
-fn mend_machine(
+fn repair_machine(
     request: &DoctorRequest<'_>,
-    patient: &ExaminedMachine<'_>,
+    subject: &ExaminedMachine<'_>,
     repair: &Repair,
     job: Job<'_>,
 ) -> Result<String, String> {
-    let machine = patient.machine;
+    let machine = subject.machine;
     let monitor = machine.monitor();
     let done = match repair {
         Repair::Resume => return resume_and_thaw(machine),
@@ -107,7 +107,7 @@ fn mend_machine(
         Repair::RemoveBitmap { node, name } => {
             remove_bitmap(monitor, node, name).map(|()| format!("removed the bitmap {name}"))
         }
-        Repair::Commit { disk, overlays, base } => return commit(request, patient, disk, overlays, base, job),
+        Repair::Commit { disk, overlays, base } => return commit(request, subject, disk, overlays, base, job),
         other => return Err(format!("{other:?} is about no machine")),
     };
     done.map_err(|error| error.to_string())

@@ -246,7 +246,7 @@ impl Lab {
         let job = job(&interrupt, &clock);
         let repository = self.repository();
         let request = DoctorRequest {
-            patients: vec![ExaminedMachine {
+            subjects: vec![ExaminedMachine {
                 machine: &*machine,
                 address: self.address(),
                 way: Vec::new(),

@@ -250,7 +250,7 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = context.journal_folder();
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
-    let (found, mut unreachable) = patients(words, everything, &hypervisors, journal.as_ref())?;
+    let (found, mut unreachable) = subjects(words, everything, &hypervisors, journal.as_ref())?;
     unreachable.extend(pools.unreachable);
     let libvirt = if is_about_libvirt {
         Some(hypervisors.libvirt()?)
@@ -260,12 +260,12 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let repository = repository(context);
     let providers = datasets::providers(context);
     let states = states(args, context)?;
-    let machines = names_of(&found, &boxes, &pools.patients);
+    let machines = names_of(&found, &boxes, &pools.subjects);
     let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
-        patients: found.iter().map(patient).collect(),
+        subjects: found.iter().map(subject).collect(),
         virtualbox: boxes.chosen,
-        pools: pools.patients,
+        pools: pools.subjects,
         forgotten_repositories: args.forget_repository.clone(),
         unreachable,
         address: libvirt_address(args.connect.as_deref(), context),
@@ -363,7 +363,7 @@ fn of_virtualbox<'a>(
 type Unreachable = Vec<(String, String)>;
 
 /// The machines to examine, and those that cannot be examined, each with the reason.
-fn patients(
+fn subjects(
     words: Vec<MachineWord>,
     everything: bool,
     hypervisors: &Hypervisors<'_>,
@@ -418,7 +418,7 @@ fn new_run() -> u32 {
     u32::from_le_bytes(run)
 }
 
-fn patient(found: &Found) -> ExaminedMachine<'_> {
+fn subject(found: &Found) -> ExaminedMachine<'_> {
     ExaminedMachine {
         machine: &*found.machine,
         address: found.address.to_string_lossy().into_owned(),

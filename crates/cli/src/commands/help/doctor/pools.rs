@@ -13,7 +13,7 @@ use crate::machines::pools::{self, PoolWay};
 /// Pools, and those that cannot be examined, each with the reason.
 #[derive(Default)]
 pub(super) struct Pools {
-    pub(super) patients: Vec<ExaminedPool>,
+    pub(super) subjects: Vec<ExaminedPool>,
     pub(super) unreachable: Unreachable,
 }
 
@@ -36,20 +36,20 @@ pub(super) fn of_pools(args: &DoctorArgs, words: &[XenAddress], context: &Contex
     for address in words {
         let way = args.pools.way(address, context)?;
         let (title, address) = (way.address.pool(), way.address.clone());
-        let known = found.patients.iter().position(|known| known.pool.title() == title);
-        let place = known.unwrap_or(found.patients.len());
+        let known = found.subjects.iter().position(|known| known.pool.title() == title);
+        let place = known.unwrap_or(found.subjects.len());
         if known.is_none() {
-            found.patients.push(ExaminedPool {
+            found.subjects.push(ExaminedPool {
                 pool: pools::log_in(way.login, context, &interrupt)?,
                 machines: Vec::new(),
                 is_whole: false,
             });
         }
-        let patient = &mut found.patients[place];
-        patient.is_whole |= address.item.is_none();
-        for machine in pools::machines(&patient.pool, &address, &[])? {
-            if !patient.machines.contains(&machine) {
-                patient.machines.push(machine);
+        let subject = &mut found.subjects[place];
+        subject.is_whole |= address.item.is_none();
+        for machine in pools::machines(&subject.pool, &address, &[])? {
+            if !subject.machines.contains(&machine) {
+                subject.machines.push(machine);
             }
         }
     }
@@ -81,7 +81,7 @@ impl Pools {
             let way = named.parse().map_err(|error| pools::job_error(error).into());
             let way = way.and_then(|address| args.pools.way_of(configured, &address, context));
             match way.and_then(|way| whole(way, context, interrupt)) {
-                Ok(patient) => self.patients.push(patient),
+                Ok(subject) => self.subjects.push(subject),
                 Err(error @ Error::Interrupted(_)) => return Err(error),
                 Err(error) => self.unreachable.push((named, error_text(&error))),
             }
