@@ -87,6 +87,7 @@ impl Drop for Mounted {
         system("umount", &["--lazy", text(&self.point)]).ok();
         system("losetup", &["--detach", &self.device]).ok();
         drop(std::fs::remove_file(self.place.path().join("device")));
+        remove_mount_point(&self.point);
     }
 }
 
@@ -122,6 +123,7 @@ static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 /// A ZFS pool in a file, by the kernel's ZFS if it is loaded, otherwise by zfs-fuse.
 pub struct Pool {
     name: String,
+    point: PathBuf,
     place: tempfile::TempDir,
     /// zfs-fuse; `None` if the kernel has ZFS.
     daemon: Option<Child>,
@@ -151,6 +153,7 @@ impl Pool {
         let letters: String = letters.chars().filter(char::is_ascii_alphanumeric).collect();
         let pool = Self {
             name: format!("holdfast-test-{letters}"),
+            point: point.to_owned(),
             place,
             daemon,
             _turn_of_programs: turn_of_programs,
@@ -219,7 +222,13 @@ impl Drop for Pool {
             }
             daemon.wait().ok();
         }
+        remove_mount_point(&self.point);
     }
+}
+
+/// Removes a mount point that is the folder of a test: the test could not remove it while the file system was mounted.
+fn remove_mount_point(point: &Path) {
+    std::fs::remove_dir(point).ok();
 }
 
 /// Locks out the other test programs on this host, which can run only one zfs-fuse.
