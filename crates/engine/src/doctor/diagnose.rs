@@ -146,7 +146,10 @@ impl Diagnosis<'_> {
                 ),
                 since_ms: Some(noted.record.start_ms),
                 is_danger: true,
-                remedy: Action::Repair(Repair::Resume, "resume it".to_owned()),
+                remedy: Action::Repair(
+                    Repair::Resume,
+                    "resume it, and thaw its file systems if they are frozen".to_owned(),
+                ),
             }),
             None => self.notes.push(format!(
                 "{} is paused; according to the journal no backup did that, so it stays paused",

@@ -93,7 +93,7 @@ impl Report for Made {
             } else {
                 "an unencrypted"
             };
-            return page.line(&format!("would make {kind} repository in {}", self.location));
+            return page.line(&format!("would create {kind} repository in {}", self.location));
         };
         page.line(&format!("created repository {} in {}", &id[..8], self.location));
         if let Some(like) = &self.like {

@@ -147,7 +147,7 @@ fn dry_runs_create_no_key_and_no_repository() {
     let sealed = ["--password-file", "password"];
     let (report, text) = planned(&rig, &[&["init"][..], &sealed].concat());
     assert!(report["id"].is_null() && report["encrypted"] == true);
-    assert!(text.contains("would make an encrypted repository in"), "{text}");
+    assert!(text.contains("would create an encrypted repository in"), "{text}");
     assert_fails_alike(&rig, 1, &["init", "--password-file", "weak"]);
     assert_fails_alike(&rig, 1, &["init", "--no-encryption", "-r", "nowhere/repo"]);
     assert_fails_alike(&rig, 1, &["init", "--no-encryption", "-r", "."]);
