@@ -264,7 +264,7 @@ fn kill_while_frozen(bare: &Bare, agent_commands: &Receiver<String>) {
     panic!("no snapshot was killed in time");
 }
 
-/// Whether the agent was asked to thaw since the last query.
+/// Takes all commands that the agent has received, and returns whether one was to thaw.
 fn is_thawed(agent_commands: &Receiver<String>) -> bool {
     agent_commands
         .try_iter()

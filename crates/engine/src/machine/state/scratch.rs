@@ -41,7 +41,8 @@ impl Scratch {
     }
 }
 
-/// Creates a file of `size_bytes` in `folder` that nothing is left of, however the process ends.
+/// Creates a file of `size_bytes` in `folder` without a name. Nothing is left of it, however the process ends, unless the
+/// file system has no such files and the process is killed before the name is removed.
 pub(crate) fn unnamed_file(folder: &Path, size_bytes: u64) -> std::io::Result<File> {
     let unnamed = i32::try_from(rustix::fs::OFlags::TMPFILE.bits()).expect("flags are small");
     let opened = File::options()
