@@ -425,7 +425,7 @@ impl Opener {
                 return Err(Error::UnsupportedFeature {
                     image: shown,
                     feature: "an external data file without a name".to_owned(),
-                    detail: "give the data file when opening the image".to_owned(),
+                    detail: "name the data file when opening the image".to_owned(),
                 });
             }
         };

@@ -225,7 +225,7 @@ impl TruncatedBlock {
         }
         file.set_length(self.end)?;
         file.sync()?;
-        actions.push(RepairAction::GivenUp {
+        actions.push(RepairAction::EntriesDiscarded {
             what: "ends of blocks",
             count: 1,
             unit_bytes: self.end - file_bytes,

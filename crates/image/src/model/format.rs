@@ -109,7 +109,7 @@ impl Format {
             return Ok(());
         }
         let detail = match self {
-            Self::Luks => "open it with cryptsetup first, or give the format raw to use the encrypted bytes",
+            Self::Luks => "open it with cryptsetup first, or set the format to raw to use the encrypted bytes",
             _ => "convert it to qcow2 or raw first",
         };
         Err(Error::UnsupportedFormat {

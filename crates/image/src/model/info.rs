@@ -201,12 +201,12 @@ impl std::fmt::Display for Note {
                 looks_like,
             } => write!(
                 formatter,
-                "{} has the name of a raw disk, but looks like a {looks_like} image, which its guest may have written: it is read as {format}; give its format (--format raw or --format {looks_like})",
+                "{} has the name of a raw disk, but looks like a {looks_like} image, which its guest may have written: it is read as {format}; set its format (--format raw or --format {looks_like})",
                 image.display()
             ),
             Self::FormatGuessed { image, format } => write!(
                 formatter,
-                "{} does not have the name of a {format} image, but is read as one by its content, which the guest of a raw disk can write: give its format (--format raw or --format {format})",
+                "{} does not have the name of a {format} image, but is read as one by its content, which the guest of a raw disk can write: set its format (--format raw or --format {format})",
                 image.display()
             ),
             Self::NotClosedCleanly { image } => write!(

@@ -41,7 +41,7 @@ pub enum RepairAction {
         from: &'static str,
     },
     /// Restore entries of a table from its redundant copy.
-    FromTwin {
+    FromSecondCopy {
         /// Which table.
         what: &'static str,
         /// How many entries.
@@ -59,11 +59,11 @@ pub enum RepairAction {
     /// Apply the changes in the log.
     LogReplayed,
     /// Discard the log, whose changes are unreadable.
-    LogGivenUp,
+    LogDiscarded,
     /// Discard unreadable persistent bitmaps.
-    BitmapsGivenUp,
+    BitmapsDiscarded,
     /// Discard invalid entries.
-    GivenUp {
+    EntriesDiscarded {
         /// What the entries are.
         what: &'static str,
         /// How many.
@@ -83,7 +83,7 @@ pub enum RepairAction {
         first_disk_offset: u64,
     },
     /// Truncate unused space at the end of the file.
-    Cut {
+    Truncated {
         /// How many bytes.
         bytes: u64,
     },
@@ -99,14 +99,14 @@ impl RepairAction {
             Self::ReservedBits { .. } => "reserved-bits",
             Self::MarkCleared { .. } => "mark-cleared",
             Self::Rewritten { .. } => "rewritten",
-            Self::FromTwin { .. } => "from-twin",
+            Self::FromSecondCopy { .. } => "from-second-copy",
             Self::Number { .. } => "number",
             Self::LogReplayed => "log-replayed",
-            Self::LogGivenUp => "log-given-up",
-            Self::BitmapsGivenUp => "bitmaps-given-up",
-            Self::GivenUp { .. } => "given-up",
+            Self::LogDiscarded => "log-discarded",
+            Self::BitmapsDiscarded => "bitmaps-discarded",
+            Self::EntriesDiscarded { .. } => "entries-discarded",
             Self::Separated { .. } => "separated",
-            Self::Cut { .. } => "cut",
+            Self::Truncated { .. } => "truncated",
         }
     }
 
@@ -114,7 +114,7 @@ impl RepairAction {
     pub fn loses_data(&self) -> bool {
         matches!(
             self,
-            Self::LogGivenUp | Self::BitmapsGivenUp | Self::GivenUp { .. } | Self::Separated { .. }
+            Self::LogDiscarded | Self::BitmapsDiscarded | Self::EntriesDiscarded { .. } | Self::Separated { .. }
         )
     }
 }
@@ -137,14 +137,16 @@ impl Display for RepairAction {
             Self::ReservedBits { count } => write!(formatter, "reserved bits cleared in {count} entries"),
             Self::MarkCleared { mark } => write!(formatter, "mark cleared that it {mark}"),
             Self::Rewritten { what, from } => write!(formatter, "{what} restored from {from}"),
-            Self::FromTwin { what, count } => write!(formatter, "{count} entries of {what} restored from its copy"),
+            Self::FromSecondCopy { what, count } => {
+                write!(formatter, "{count} entries of {what} restored from its copy")
+            }
             Self::Number { what, before, after } => write!(formatter, "{what} changed from {before} to {after}"),
             Self::LogReplayed => formatter.write_str("log replayed"),
-            Self::LogGivenUp => formatter.write_str("log discarded: it has no valid entry, and its changes are lost"),
-            Self::BitmapsGivenUp => {
+            Self::LogDiscarded => formatter.write_str("log discarded: it has no valid entry, and its changes are lost"),
+            Self::BitmapsDiscarded => {
                 formatter.write_str("unreadable bitmaps discarded: the next backups read the whole disk")
             }
-            Self::GivenUp {
+            Self::EntriesDiscarded {
                 what,
                 count,
                 unit_bytes,
@@ -169,7 +171,7 @@ impl Display for RepairAction {
                 "{count} ranges of the disk, {unit_bytes} bytes each, the first at disk offset {first_disk_offset}, copied because \
                  they shared storage with another range: one of both has wrong data, and it is unknown which"
             ),
-            Self::Cut { bytes } => write!(formatter, "{bytes} unused bytes at the end of the file freed"),
+            Self::Truncated { bytes } => write!(formatter, "{bytes} unused bytes at the end of the file freed"),
         }
     }
 }

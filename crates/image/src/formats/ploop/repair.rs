@@ -62,7 +62,7 @@ fn discard_and_separate(
     }
     file.sync()?;
     if let Some(first) = lost.first() {
-        actions.push(RepairAction::GivenUp {
+        actions.push(RepairAction::EntriesDiscarded {
             what: "clusters",
             count: lost.len() as u64,
             unit_bytes: cluster,
@@ -116,7 +116,7 @@ fn truncate_unused(file: &dyn ImageFile, header: &PloopHeader, actions: &mut Vec
     }
     file.set_length(end)?;
     file.sync()?;
-    actions.push(RepairAction::Cut {
+    actions.push(RepairAction::Truncated {
         bytes: file_bytes - end,
     });
     Ok(())

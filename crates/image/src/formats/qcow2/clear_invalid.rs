@@ -26,7 +26,7 @@ pub(super) fn discard_invalid(file: &dyn ImageFile, image: &str, actions: &mut V
         let kept = header.autoclear & !AUTOCLEAR_BITMAPS;
         file.write_at(&kept.to_be_bytes(), AUTOCLEAR_AT)?;
         file.sync()?;
-        actions.push(RepairAction::BitmapsGivenUp);
+        actions.push(RepairAction::BitmapsDiscarded);
         header = load_header(file, image)?;
     }
     discard_truncated(file, &header, image, actions)?;
@@ -66,7 +66,7 @@ fn discard_truncated(
     if cut.end > file_bytes {
         file.set_length(cut.end)?;
         file.sync()?;
-        actions.push(RepairAction::GivenUp {
+        actions.push(RepairAction::EntriesDiscarded {
             what: "ends of clusters",
             count: 1,
             unit_bytes: cut.end - file_bytes,
@@ -120,7 +120,7 @@ impl InvalidEntries {
     }
 
     fn action(self, what: &'static str, unit_bytes: u64) -> Option<RepairAction> {
-        (self.count > 0).then_some(RepairAction::GivenUp {
+        (self.count > 0).then_some(RepairAction::EntriesDiscarded {
             what,
             count: self.count,
             unit_bytes,

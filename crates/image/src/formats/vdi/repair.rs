@@ -85,7 +85,7 @@ fn free_lost(file: &dyn ImageFile, header: &VdiHeader, lost: &[u64], actions: &m
     }
     file.sync()?;
     if let Some(first) = lost.first() {
-        actions.push(RepairAction::GivenUp {
+        actions.push(RepairAction::EntriesDiscarded {
             what: "blocks",
             count: lost.len() as u64,
             unit_bytes: header.block_bytes,

@@ -175,7 +175,7 @@ fn discard_invalid_blocks(
     let ends = [("ends of blocks", cut.first().map(|(index, _)| *index), cut.len())];
     for (what, first, count) in firsts.into_iter().chain(ends) {
         if let Some(first) = first {
-            actions.push(RepairAction::GivenUp {
+            actions.push(RepairAction::EntriesDiscarded {
                 what,
                 count: count as u64,
                 unit_bytes: sparse.block_bytes,

@@ -34,7 +34,7 @@ pub(crate) fn repair(
             let mut header = VhdxHeader::load(&**file, image)?;
             header.log = ImageId::NIL;
             header.store_next(&**file, image)?;
-            actions.push(RepairAction::LogGivenUp);
+            actions.push(RepairAction::LogDiscarded);
             OpenedVhdx::load(Arc::clone(file), Access::Write, image)?
         }
         other => other?,
@@ -97,7 +97,7 @@ fn discard_invalid_blocks(opened: &OpenedVhdx, actions: &mut Vec<RepairAction>) 
         put(*number, BatEntry::new(state::NOT_PRESENT, 0))?;
     }
     opened.file.sync()?;
-    actions.push(RepairAction::GivenUp {
+    actions.push(RepairAction::EntriesDiscarded {
         what: "blocks",
         count: lost.len() as u64,
         unit_bytes: metadata.block_bytes,

@@ -131,11 +131,11 @@ impl RepairedExtents {
             ("the second directory and its tables", self.second_count),
         ] {
             if count > 0 {
-                actions.push(RepairAction::FromTwin { what, count });
+                actions.push(RepairAction::FromSecondCopy { what, count });
             }
         }
         if let Some(first) = self.lost_tables.first() {
-            actions.push(RepairAction::GivenUp {
+            actions.push(RepairAction::EntriesDiscarded {
                 what: "tables of grains",
                 count: self.lost_tables.len() as u64,
                 unit_bytes: extent.table_coverage(),
@@ -143,7 +143,7 @@ impl RepairedExtents {
             });
         }
         if self.lost_grains > 0 {
-            actions.push(RepairAction::GivenUp {
+            actions.push(RepairAction::EntriesDiscarded {
                 what: "grains",
                 count: self.lost_grains,
                 unit_bytes: extent.grain_bytes,

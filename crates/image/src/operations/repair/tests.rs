@@ -32,7 +32,7 @@ fn consistent_image_is_not_changed() {
 #[test]
 fn repair_continues_with_revealed_damage() {
     let damaged = include_bytes!("fixtures/footer-in-table.vhd");
-    let expected = ["rewritten", "given-up", "rewritten"];
+    let expected = ["rewritten", "entries-discarded", "rewritten"];
     assert_repairs(
         "a footer in the table",
         Format::Vhd,
@@ -93,7 +93,7 @@ fn repair_of_random_damage_never_makes_it_worse() {
                 assert_eq!(again.actions(), [], "{what}: a second repair, after {actions:?}");
                 let is_changed = |action: &RepairAction| {
                     // A restored structure may make lost data readable, and a restored footer may store another size.
-                    action.loses_data() || matches!(action, RepairAction::FromTwin { .. })
+                    action.loses_data() || matches!(action, RepairAction::FromSecondCopy { .. })
                 };
                 if actions.iter().any(is_changed) || readable.is_empty() {
                     continue;

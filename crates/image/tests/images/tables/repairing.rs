@@ -165,7 +165,7 @@ fn overlay_with_discarded_clusters_reads_backing() {
         bytes[entry..entry + 8].copy_from_slice(&(1_u64 << 63 | 1 << 40).to_be_bytes());
     });
     assert_eq!(repair(&image, RepairMode::Safe), [""; 0]);
-    assert_eq!(repair(&image, RepairMode::All), ["given-up", "refcounts"]);
+    assert_eq!(repair(&image, RepairMode::All), ["entries-discarded", "refcounts"]);
     assert_eq!(qemu_check(&image), (0, 0));
     let mut expected = disk;
     expected[65_536..262_144].fill(9);
@@ -286,7 +286,7 @@ fn repaired_block_formats_are_read_by_qemu() {
                 bytes[72] = 1;
             },
             RepairMode::Safe,
-            &["from-twin", "mark-cleared"],
+            &["from-second-copy", "mark-cleared"],
         ),
         (
             "image.hds",
@@ -296,7 +296,7 @@ fn repaired_block_formats_are_read_by_qemu() {
                 bytes.resize(bytes.len() + (3 << 20), 7);
             },
             RepairMode::Safe,
-            &["cut", "mark-cleared"],
+            &["truncated", "mark-cleared"],
         ),
     ];
     for (name, words, damage, mode, actions) in cases {

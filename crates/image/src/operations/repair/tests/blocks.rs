@@ -69,7 +69,10 @@ fn vhd_blocks_are_discarded_or_copied_in_mode_all_only() {
     let past = damaged(&image, |image| put(image, first, &[0x10, 0, 0, 0]));
     assert_not_repairable("past the end", Format::Vhd, &past, RepairMode::Safe);
     let (actions, report) = survive("past the end", Format::Vhd, &past, all);
-    assert_eq!((names(&actions), report.corruption_count), (vec!["given-up"], 0));
+    assert_eq!(
+        (names(&actions), report.corruption_count),
+        (vec!["entries-discarded"], 0)
+    );
     let twice = damaged(&image, |image| image.copy_within(first..first + 4, second));
     assert_not_repairable("twice", Format::Vhd, &twice, RepairMode::Safe);
     let (actions, report) = survive("twice", Format::Vhd, &twice, all);
@@ -78,7 +81,7 @@ fn vhd_blocks_are_discarded_or_copied_in_mode_all_only() {
     let (actions, report) = survive("cut off", Format::Vhd, &cut, all);
     assert_eq!(
         (names(&actions), report.corruption_count),
-        (vec!["rewritten", "given-up"], 0)
+        (vec!["rewritten", "entries-discarded"], 0)
     );
 }
 
@@ -114,13 +117,13 @@ fn vhdx_structures_are_restored_from_their_copies() {
         Format::Vhdx,
         &log,
         RepairMode::All,
-        &["log-given-up"],
+        &["log-discarded"],
     );
     let opened = vhdx::opened::OpenedVhdx::load(memory(image.clone()), Access::Read, "image").unwrap();
     let entry = to_usize(opened.bat.offset);
     let past = damaged(&image, |image| put(image, entry, &(1_u64 << 40 | 6).to_le_bytes()));
     let (actions, report) = survive("a block past the end", Format::Vhdx, &past, RepairMode::All);
-    assert_eq!((names(&actions), report.is_clean()), (vec!["given-up"], true));
+    assert_eq!((names(&actions), report.is_clean()), (vec!["entries-discarded"], true));
     let bad_state = damaged(&image, |image| image[entry] = image[entry] & !7 | 5);
     assert_not_repairable("a state that there is not", Format::Vhdx, &bad_state, RepairMode::Safe);
     assert_repairs(
@@ -128,7 +131,7 @@ fn vhdx_structures_are_restored_from_their_copies() {
         Format::Vhdx,
         &bad_state,
         RepairMode::All,
-        &["given-up"],
+        &["entries-discarded"],
     );
 }
 
@@ -158,7 +161,10 @@ fn vdi_repairs() {
     );
     let past = damaged(&image, |image| put(image, stored[0], &[0, 0, 0, 0x10]));
     let (actions, report) = survive("past the end", Format::Vdi, &past, RepairMode::All);
-    assert_eq!((names(&actions), report.corruption_count), (vec!["given-up"], 0));
+    assert_eq!(
+        (names(&actions), report.corruption_count),
+        (vec!["entries-discarded"], 0)
+    );
 }
 
 #[test]
@@ -181,7 +187,7 @@ fn vmdk_directories_are_restored_from_each_other() {
             Format::Vmdk,
             &inside,
             safe,
-            &["from-twin"],
+            &["from-second-copy"],
         );
     }
     let inside = damaged(&image, |image| put(image, 0x30, &grain));
@@ -196,33 +202,51 @@ fn vmdk_directories_are_restored_from_each_other() {
             Format::Vmdk,
             &past,
             safe,
-            &["from-twin"],
+            &["from-second-copy"],
         );
         let none = damaged(&image, |image| put(image, directory, &[0; 4]));
         let (actions, report) = repair(Format::Vmdk, &none, safe);
         assert_eq!(
             (names(&actions), report.is_clean()),
-            (vec!["from-twin"], true),
+            (vec!["from-second-copy"], true),
             "{name}"
         );
         let lost = damaged(&image, |image| put(image, tables[side] + entry, &[0, 0, 0, 0x10]));
-        assert_repairs(&format!("{name}, an entry"), Format::Vmdk, &lost, safe, &["from-twin"]);
+        assert_repairs(
+            &format!("{name}, an entry"),
+            Format::Vmdk,
+            &lost,
+            safe,
+            &["from-second-copy"],
+        );
     }
     let wiped = damaged(&image, |image| image[tables[0]..tables[0] + 512].fill(0));
     let (actions, report) = repair(Format::Vmdk, &wiped, safe);
-    assert_eq!((names(&actions), report.is_clean()), (vec!["from-twin"], true));
+    assert_eq!((names(&actions), report.is_clean()), (vec!["from-second-copy"], true));
     let both = damaged(&image, |image| {
         for table in tables {
             put(image, table + entry, &[0, 0, 0, 0x10]);
         }
     });
     assert_not_repairable("an entry of both", Format::Vmdk, &both, safe);
-    assert_repairs("an entry of both", Format::Vmdk, &both, RepairMode::All, &["given-up"]);
+    assert_repairs(
+        "an entry of both",
+        Format::Vmdk,
+        &both,
+        RepairMode::All,
+        &["entries-discarded"],
+    );
     let both = damaged(&image, |image| {
         put(image, first, &[0, 0, 0, 0x10]);
         put(image, second, &[0, 0, 0, 0x10]);
     });
-    assert_repairs("both directories", Format::Vmdk, &both, RepairMode::All, &["given-up"]);
+    assert_repairs(
+        "both directories",
+        Format::Vmdk,
+        &both,
+        RepairMode::All,
+        &["entries-discarded"],
+    );
     // The file must not grow to where the header says that the second directory is, and no grain may be overwritten.
     for (name, place) in [
         ("past the end", 1_u64 << 51),
@@ -234,7 +258,7 @@ fn vmdk_directories_are_restored_from_each_other() {
         });
         let file = memory(lost.clone());
         let plan = Repair::plan(target(Format::Vmdk, &file).unwrap(), RepairMode::All).unwrap();
-        assert_eq!(names(plan.actions()), ["given-up"], "{name}");
+        assert_eq!(names(plan.actions()), ["entries-discarded"], "{name}");
         plan.execute().unwrap();
         let expected = damaged(&lost, |image| put(image, first, &[0; 4]));
         assert!(bytes_of(&*file) == expected, "a second directory {name} was written");
@@ -254,7 +278,13 @@ fn ploop_repairs() {
         &["mark-cleared"],
     );
     let long = damaged(&image, |image| image.resize(image.len() + 3 * 4096, 9));
-    assert_repairs("room at the end", Format::Parallels, &long, RepairMode::Leaks, &["cut"]);
+    assert_repairs(
+        "room at the end",
+        Format::Parallels,
+        &long,
+        RepairMode::Leaks,
+        &["truncated"],
+    );
     let extended = damaged(&long, |image| put(image, 56, &[1, 0, 0, 0, 0, 0, 0, 0]));
     assert_not_repairable(
         "an extension, which may be there",
@@ -272,5 +302,5 @@ fn ploop_repairs() {
     assert_eq!((names(&actions), report.corruption_count), (vec!["separated"], 0));
     let past = damaged(&image, |image| put(image, stored[0], &[0, 0, 0, 0x10]));
     let (actions, report) = survive("past the end", Format::Parallels, &past, RepairMode::All);
-    assert_eq!((actions[0].name(), report.corruption_count), ("given-up", 0));
+    assert_eq!((actions[0].name(), report.corruption_count), ("entries-discarded", 0));
 }

@@ -231,7 +231,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
             Format::Qcow2,
             &broken,
             RepairMode::All,
-            &["given-up", "refcounts"],
+            &["entries-discarded", "refcounts"],
         );
     }
     // Refcounts can be moved; then the data is not shared any more.
@@ -251,7 +251,7 @@ fn qcow2_invalid_entries_are_discarded_in_mode_all_only() {
         Format::Qcow2,
         &broken,
         RepairMode::All,
-        &["given-up", "refcounts"],
+        &["entries-discarded", "refcounts"],
     );
     // Unambiguous damage is repaired even if other damage is ambiguous; no refcount is lowered then.
     let both = damaged(&broken, |image| image[at.refcount_block..at.refcount_block + 8].fill(0));

@@ -276,7 +276,7 @@ pub(super) fn survive(
     let (before, after, actions) = (plan.before().clone(), plan.after().clone(), plan.actions().to_vec());
     let report = plan.execute().unwrap();
     assert_eq!(report, after, "{name}: the actions differ from the plan");
-    let finds = |action: &RepairAction| matches!(action, RepairAction::FromTwin { .. });
+    let finds = |action: &RepairAction| matches!(action, RepairAction::FromSecondCopy { .. });
     let loses = actions.iter().any(|action| action.loses_data() || finds(action));
     let check_sectors = |file: &Arc<dyn ImageFile>, what: &str| {
         if loses || readable.is_empty() {
