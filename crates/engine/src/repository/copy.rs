@@ -394,20 +394,20 @@ impl<'a> RepositoryCopy<'a> {
         let own_id = copy.id;
         let (new, _) = self.to.snapshots_except(self.holdings.known())?;
         let identity = origin::identity(manifest);
-        let (mut twins, others): (Vec<_>, Vec<_>) =
+        let (mut copies, others): (Vec<_>, Vec<_>) =
             new.into_iter().partition(|other| origin::identity(other) == identity);
         for other in others {
             self.holdings.add(other);
         }
-        twins.sort_unstable_by_key(|twin| twin.id);
-        let mut twins = twins.into_iter();
-        let first = twins.next().unwrap_or(copy);
-        for twin in twins {
-            match self.to.forget(twin.id, "copy: it was copied twice at once") {
+        copies.sort_unstable_by_key(|copy| copy.id);
+        let mut copies = copies.into_iter();
+        let first = copies.next().unwrap_or(copy);
+        for copy in copies {
+            match self.to.forget(copy.id, "copy: it was copied twice at once") {
                 Ok(()) | Err(RepositoryError::NoSnapshot { .. }) => {}
                 Err(error) => self.job.progress.warning(&format!(
                     "{} was copied twice at once, and {} stays: {error}",
-                    manifest.id, twin.id
+                    manifest.id, copy.id
                 )),
             }
         }

@@ -40,11 +40,11 @@ impl Repository {
     /// Deletes objects that only served deleted packs.
     pub(crate) fn tidy_up(&self, marks: &Marks, leftovers: &AuxiliaryObjects) -> Result<()> {
         let existing = compact_index(&self.vault, Compaction::Thorough(marks))?;
-        for (id, twins) in &leftovers.relocations {
+        for (id, replicas) in &leftovers.relocations {
             if !marks.relocated.contains(&id.pack) && !existing.contains(&id.pack) {
                 delete_relocation(&*self.vault.store, id)?;
-            } else if twins.len() == 1 {
-                self.complete(id, twins)?;
+            } else if replicas.len() == 1 {
+                self.complete(id, replicas)?;
             }
         }
         // The damage record of a missing but needed pack is required for healing.
@@ -62,10 +62,10 @@ impl Repository {
     /// Puts the missing replica of a relocation.
     ///
     /// Its writer may have died in between, or may be about to put it: then nothing changes.
-    fn complete(&self, id: &RelocationId, twins: &BTreeSet<Replica>) -> Result<()> {
-        for twin in twins {
-            match read_replica(&*self.vault.store, &self.vault.keyring, id, *twin) {
-                Ok(table) => drop(self.vault.put_sealed(&id.name(twin.other()), &table.encode())?),
+    fn complete(&self, id: &RelocationId, replicas: &BTreeSet<Replica>) -> Result<()> {
+        for replica in replicas {
+            match read_replica(&*self.vault.store, &self.vault.keyring, id, *replica) {
+                Ok(table) => drop(self.vault.put_sealed(&id.name(replica.other()), &table.encode())?),
                 // Damaged objects are left to repair.
                 Err(error) if error.is_about_one_object() => {}
                 Err(error) => return Err(error),

@@ -28,7 +28,7 @@ impl Repository {
             RepairAction::RestoreSnapshot { snapshot, copy } => self.restore_manifest(*snapshot, *copy),
             RepairAction::RestoreRelocation { object } => {
                 match RelocationId::of(&object.parse().map_err(StoreError::from)?) {
-                    Some((id, twin)) => self.restore_replica(&id, twin),
+                    Some((id, replica)) => self.restore_replica(&id, replica),
                     None => Ok(()),
                 }
             }

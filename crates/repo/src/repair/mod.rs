@@ -253,8 +253,8 @@ impl Repository {
                     }
                 }
                 ObjectKind::Relocation
-                    if relocation.is_some_and(|(id, twin)| {
-                        read_replica(&*self.vault.store, &self.vault.keyring, &id, twin.other()).is_ok()
+                    if relocation.is_some_and(|(id, replica)| {
+                        read_replica(&*self.vault.store, &self.vault.keyring, &id, replica.other()).is_ok()
                     }) =>
                 {
                     add(

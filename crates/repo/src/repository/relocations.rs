@@ -52,8 +52,8 @@ impl fmt::Display for RelocationId {
 }
 
 impl RelocationId {
-    pub(crate) fn name(&self, twin: Replica) -> ObjectName {
-        let text = match twin {
+    pub(crate) fn name(&self, replica: Replica) -> ObjectName {
+        let text = match replica {
             Replica::First => self.to_string(),
             Replica::Copy => format!("{self}.{COPY_SUFFIX}"),
         };
@@ -68,8 +68,8 @@ impl RelocationId {
             pack: pack.parse().ok()?,
             number: u64::from_str_radix(digits, 16).ok()?,
         };
-        let twin = Replica::BOTH.into_iter().find(|twin| id.name(*twin) == *name)?;
-        Some((id, twin))
+        let replica = Replica::BOTH.into_iter().find(|replica| id.name(*replica) == *name)?;
+        Some((id, replica))
     }
 }
 
@@ -77,8 +77,8 @@ impl RelocationId {
 pub(crate) fn relocations(store: &dyn Store) -> Result<BTreeMap<RelocationId, BTreeSet<Replica>>> {
     let mut found: BTreeMap<RelocationId, BTreeSet<Replica>> = BTreeMap::new();
     store.list(ObjectKind::Relocation, &mut |name, _| {
-        if let Some((id, twin)) = RelocationId::of(&name) {
-            found.entry(id).or_default().insert(twin);
+        if let Some((id, replica)) = RelocationId::of(&name) {
+            found.entry(id).or_default().insert(replica);
         }
         Ok(())
     })?;
@@ -90,9 +90,9 @@ pub(crate) fn read_replica(
     store: &dyn Store,
     keyring: &Keyring,
     id: &RelocationId,
-    twin: Replica,
+    replica: Replica,
 ) -> Result<RelocationTable> {
-    let name = id.name(twin);
+    let name = id.name(replica);
     let sealed = store.get(&name, RELOCATION_BYTES_MAX)?;
     let bytes = open_object(keyring, Purpose::MarkerSealing, &name, &sealed)?;
     let mut table = RelocationTable::default();
@@ -140,8 +140,8 @@ pub(crate) fn load_relocations(store: &dyn Store, keyring: &Keyring) -> Result<(
 
 /// Deletes a relocation.
 pub(crate) fn delete_relocation(store: &dyn Store, id: &RelocationId) -> Result<()> {
-    for twin in Replica::BOTH {
-        store.delete(&id.name(twin))?;
+    for replica in Replica::BOTH {
+        store.delete(&id.name(replica))?;
     }
     Ok(())
 }
@@ -158,8 +158,8 @@ mod tests {
             pack: PackId::from_bytes([0xab; 16]),
             number: 0x0012_3456_789a_bcde,
         };
-        for twin in Replica::BOTH {
-            assert_eq!(RelocationId::of(&id.name(twin)), Some((id, twin)));
+        for replica in Replica::BOTH {
+            assert_eq!(RelocationId::of(&id.name(replica)), Some((id, replica)));
         }
         let pack = id.pack;
         for strange in [

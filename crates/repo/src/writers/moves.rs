@@ -173,8 +173,8 @@ pub(crate) fn missing_replicas(vault: &Vault) -> Result<Vec<ObjectName>> {
     };
     let lone: Vec<(RelocationId, Replica)> = relocations(&*vault.store)?
         .into_iter()
-        .filter_map(|(id, twins)| match twins.len() {
-            1 => twins.into_iter().next().map(|twin| (id, twin)),
+        .filter_map(|(id, replicas)| match replicas.len() {
+            1 => replicas.into_iter().next().map(|replica| (id, replica)),
             _ => None,
         })
         .collect();
@@ -182,10 +182,10 @@ pub(crate) fn missing_replicas(vault: &Vault) -> Result<Vec<ObjectName>> {
         return Ok(Vec::new());
     }
     let mut missing = Vec::new();
-    for (id, twin) in lone {
+    for (id, replica) in lone {
         // Checked again after all processes that may have been putting or deleting both have ended.
-        let other = id.name(twin.other());
-        if is_there(&id.name(twin))? && !is_there(&other)? {
+        let other = id.name(replica.other());
+        if is_there(&id.name(replica))? && !is_there(&other)? {
             missing.push(other);
         }
     }
@@ -197,16 +197,16 @@ impl Repository {
     /// [`commit_moves`](Self::commit_moves).
     pub(crate) fn put_relocation(&self, pack: PackId, number: u64, table: &RelocationTable) -> Result<()> {
         let id = RelocationId { pack, number };
-        for twin in Replica::BOTH {
-            self.vault.put_sealed(&id.name(twin), &table.encode())?;
+        for replica in Replica::BOTH {
+            self.vault.put_sealed(&id.name(replica), &table.encode())?;
         }
         Ok(())
     }
 
     /// Rewrites one replica of a relocation from the other.
-    pub(crate) fn restore_replica(&self, id: &RelocationId, twin: Replica) -> Result<()> {
-        let table = read_replica(&*self.vault.store, &self.vault.keyring, id, twin.other())?;
-        let name = id.name(twin);
+    pub(crate) fn restore_replica(&self, id: &RelocationId, replica: Replica) -> Result<()> {
+        let table = read_replica(&*self.vault.store, &self.vault.keyring, id, replica.other())?;
+        let name = id.name(replica);
         // After a crash between the two, the missing replica is found and written by the next run.
         self.vault.store.delete(&name)?;
         self.vault.put_sealed(&name, &table.encode())?;

@@ -126,15 +126,15 @@ fn file_of(
     admission: &Admission<'_>,
 ) -> Result<PathBuf> {
     let (disk, location) = (disk.to_owned(), medium.location.clone());
-    let twin = said
+    let duplicate = said
         .media
         .iter()
         .find(|other| other.uuid == medium.uuid && machine.file(&other.location) != machine.file(&location));
-    if let Some(twin) = twin {
+    if let Some(duplicate) = duplicate {
         return Err(of(VirtualBoxError::SameUuid {
             uuid: medium.uuid.clone(),
             first: location,
-            second: twin.location.clone(),
+            second: duplicate.location.clone(),
         }));
     }
     if medium.is_encrypted {

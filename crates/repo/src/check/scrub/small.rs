@@ -122,7 +122,7 @@ fn check_object(vault: &Vault, name: &ObjectName) -> Result<()> {
         ObjectKind::Protected => vault.get_sealed(name, MARKER_BYTES_MAX).map(|_| ()),
         ObjectKind::Condemned => vault.get_sealed(name, CONDEMNED_BYTES_MAX).map(|_| ()),
         ObjectKind::Relocation => match RelocationId::of(name) {
-            Some((id, twin)) => read_replica(&*vault.store, &vault.keyring, &id, twin).map(|_| ()),
+            Some((id, replica)) => read_replica(&*vault.store, &vault.keyring, &id, replica).map(|_| ()),
             None => Ok(()),
         },
         ObjectKind::Scrub if is_read_record(name) => {
