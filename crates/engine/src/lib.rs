@@ -93,8 +93,8 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ExchangeError, Exchanged, GivenUp, InstantError, NameTaken, Refusal, ResolveError, SnapshotChoiceError,
-    TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ExchangeError, Exchanged, InstantError, NameTaken, Refusal, ResolveError, ScratchOverrun,
+    SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

@@ -59,7 +59,7 @@ const PEER_WORDS: &[(&str, &str)] = &[
     ("password", "use 'holdfast key rotate'"),
     (
         "tag",
-        "give --tag to 'holdfast backup'; 'holdfast template tag' is about templates",
+        "use 'holdfast backup --tag'; 'holdfast template tag' is about templates",
     ),
     (
         "info",

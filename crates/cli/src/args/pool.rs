@@ -43,7 +43,7 @@ impl PoolArgs {
             None => Ok(()),
             Some(option) => Err(Error::usage(
                 format!("{option} is about pools of XenServer, and {what} is not"),
-                "leave it out, or name a pool: xen://HOST",
+                "remove the option, or name a pool: xen://HOST",
             )),
         }
     }

@@ -77,7 +77,7 @@ impl StateFileArgs {
         folder.ok_or_else(|| {
             Error::usage(
                 "there is no folder for what is kept from run to run",
-                "give --state FOLDER",
+                "use --state FOLDER",
             )
         })
     }

@@ -186,7 +186,7 @@ impl Context {
     pub fn other_location(&self, option: Option<&OsStr>) -> Result<Location, Error> {
         let location = option.or_else(|| self.variable(environment::TO_REPOSITORY));
         let missing = || {
-            let hint = format!("give --to LOCATION, or set {}", environment::TO_REPOSITORY);
+            let hint = format!("use --to LOCATION, or set {}", environment::TO_REPOSITORY);
             Error::usage("no repository is given to copy to", hint)
         };
         let word = location.ok_or_else(missing)?;

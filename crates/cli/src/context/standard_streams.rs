@@ -158,7 +158,7 @@ pub fn open_input() -> Result<(), Error> {
     if StandardStream::Input.was_closed() {
         return Err(Error::usage(
             "standard input is closed",
-            "give it what is to be read: < FILE, or a pipe; < /dev/null is nothing",
+            "redirect a file to it with < FILE, or use a pipe; < /dev/null is an empty input",
         ));
     }
     Ok(())

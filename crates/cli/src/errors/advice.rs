@@ -116,7 +116,7 @@ impl Error {
 
 fn resolve_advice(error: &ResolveError) -> Advice {
     match error {
-        ResolveError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "give more digits of the id"),
+        ResolveError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "use more digits of the id"),
         ResolveError::SeveralMachines { .. } => advice(Exit::Error, Kind::Ambiguous, "name the snapshot by its id"),
         ResolveError::NoSnapshots => advice(Exit::Error, Kind::NotFound, "holdfast backup makes one"),
         ResolveError::PrefixTooShort { .. } => plain(Exit::Usage, Kind::BadName),
@@ -185,7 +185,7 @@ fn machine_advice(error: &JobError) -> Advice {
         ),
         JobError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "name disks as the machine does: vda"),
         JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
-        JobError::Unreachable { .. } => refused("start the machine, or leave the disk out with --exclude"),
+        JobError::Unreachable { .. } => refused("start the machine, or skip the disk with --exclude"),
         JobError::NotQuiesced { .. } => refused(
             "install qemu-guest-agent in the guest, and add its channel to the machine; without --quiesce=require the snapshot is crash-consistent",
         ),
@@ -198,8 +198,8 @@ fn machine_advice(error: &JobError) -> Advice {
         JobError::NoMethod { .. } => {
             refused("leave --method out; without memory, --method=pause reads it while it is paused; or shut it off")
         }
-        JobError::NoImageFile { .. } => refused("leave the disk out with --exclude, or take another --method"),
-        JobError::NoDevice { .. } => refused("leave the disk out with --exclude"),
+        JobError::NoImageFile { .. } => refused("skip the disk with --exclude, or choose another --method"),
+        JobError::NoDevice { .. } => refused("skip the disk with --exclude"),
         JobError::MemorySentBefore { .. } => refused(
             "leave out --with-memory, or let the machine run and pause it again; nothing has changed in its memory since then",
         ),

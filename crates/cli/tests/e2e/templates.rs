@@ -146,7 +146,7 @@ fn only_templates_with_a_trusted_signature_are_pulled() {
         &["template", "push", "debian", "debian.raw"],
         2,
         "usage",
-        "no key is given",
+        "there is no key to sign with",
     );
     assert_refused(
         &rig,

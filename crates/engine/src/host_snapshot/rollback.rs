@@ -333,7 +333,7 @@ impl HostRestore<'_> {
                     return Err(Error::from(ProviderError::Refused {
                         action: "clone",
                         what: snapshot.to_string(),
-                        reason: "its dataset is not mounted; mount it, or give --storage FOLDER".to_owned(),
+                        reason: "its dataset is not mounted; mount it, or use --storage FOLDER".to_owned(),
                     }));
                 }
                 Some(folder) if parent == snapshot.dataset.name => folder.join(last),

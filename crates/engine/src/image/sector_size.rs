@@ -77,7 +77,7 @@ pub(crate) fn kept_sector(
 pub(crate) fn warn_of_lost_sector(sector_bytes: u64, what: &str, progress: &dyn Progress) {
     if sector_bytes != USUAL_SECTOR_BYTES {
         progress.warning(&format!(
-            "{what} has sectors of {sector_bytes} bytes, which is not kept here: give the machine such a disk (logical_block_size='{sector_bytes}'), or its guest does not find its partitions"
+            "{what} has sectors of {sector_bytes} bytes, which is not kept here: attach the image as such a disk (logical_block_size='{sector_bytes}'), or its guest does not find its partitions"
         ));
     }
 }

@@ -58,7 +58,7 @@ pub enum NameError {
     },
     /// The text after the `@` is not a time.
     #[error(
-        "{text:?} is no time; give {LATEST}, a date (2026-11-20) or a time (2026-11-20T10:00, 2026-11-20T10:00:00+01:00)"
+        "{text:?} is no time; use {LATEST}, a date (2026-11-20) or a time (2026-11-20T10:00, 2026-11-20T10:00:00+01:00)"
     )]
     Time {
         /// The text after the `@`.

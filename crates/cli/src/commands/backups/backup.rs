@@ -308,7 +308,7 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
         if args.format.is_some() || args.time.is_some() {
             return Err(Error::usage(
                 "--format and --time are about images, and these are machines",
-                "leave them out; an image has a / in its name, or exists",
+                "remove these options; the name of an image contains a /, or is an existing file",
             ));
         }
         return machines::run(words, args, &snapshot, context);
@@ -325,7 +325,7 @@ fn run(args: &BackupArgs, context: &Context) -> Result<Exit, Error> {
     if let Some(option) = args.machines.given().or_else(|| args.pools.given()) {
         return Err(Error::usage(
             format!("{option} is about machines, and these are images"),
-            "leave it out",
+            "remove the option",
         ));
     }
     if args.format.is_none() {

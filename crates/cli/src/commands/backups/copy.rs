@@ -97,8 +97,8 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
     let is_all = wanted.machines.is_empty() && wanted.tags.is_empty();
     if args.what.all && !is_all {
         return Err(Error::usage(
-            "--all is everything, and --machine and --tag are a part",
-            "leave out the one or the other",
+            "--all selects all snapshots, so it does not go with --machine and --tag",
+            "remove --all, or remove --machine and --tag",
         ));
     }
     let selection = match references(&args.what.snapshots)? {
@@ -106,8 +106,8 @@ fn run(args: &CopyArgs, context: &Context) -> Result<Exit, Error> {
         _ if args.status || args.what.all || !is_all => CopySelection::Matching(wanted.clone()),
         _ => {
             return Err(Error::usage(
-                "nothing is said of what to copy",
-                "name snapshots, or give --all, --machine NAME or --tag TAG",
+                "no snapshots are selected",
+                "name snapshots, or use --all, --machine NAME or --tag TAG",
             ));
         }
     };
@@ -150,7 +150,7 @@ fn open_both(args: &CopyArgs, context: &Context) -> Result<(Repository, Reposito
     if is_same_place(&location, &other) {
         return Err(Error::usage(
             "the repository to copy to is the one to copy from",
-            "give another --to",
+            "choose another --to",
         ));
     }
     let source = context.password_to(args.to.as_deref(), &args.to_password)?;

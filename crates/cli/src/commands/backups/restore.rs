@@ -173,7 +173,7 @@ impl Report for FilesRestored {
             ));
         }
         if self.dry_run {
-            page.line("nothing was changed: leave out --dry-run to restore");
+            page.line("nothing was changed; run the command without --dry-run to restore");
             return;
         }
         let size_bytes = self.disks.iter().map(|disk| disk.size_bytes).sum();
@@ -192,19 +192,19 @@ fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
                 "--to-machine restores to a machine, and {} is another target",
                 target.display()
             ),
-            "leave out one of the two; --storage FOLDER and --disk DISK=PATH say where the images of a machine go",
+            "remove one of the two; --storage FOLDER and --disk DISK=PATH set where the images of a machine are written",
         )),
         (Some(_), false, Some(option)) => Err(Error::usage(
             format!("{option} needs --to-machine"),
-            "leave it out, or give --to-machine instead of the target",
+            "remove the option, or use --to-machine instead of the target",
         )),
         (None, false, Some(option)) => Err(Error::usage(
             format!("{option} needs --to-machine"),
-            "add --to-machine, or give a target instead",
+            "add --to-machine, or name a target instead",
         )),
         (None, false, None) => Err(Error::usage(
             "a restore needs a target",
-            "give a file, a folder, a block device or - for standard output; or --to-machine for a machine of a hypervisor",
+            "name a file, a folder, a block device, or - for standard output; or use --to-machine for a machine of a hypervisor",
         )),
         (target, ..) => Ok(target.as_ref()),
     }
@@ -228,7 +228,7 @@ fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
         if args.in_place || args.force || args.dry_run || args.format.is_some_and(|format| format != Format::Raw) {
             return Err(Error::usage(
                 "--in-place, --force, --dry-run and formats other than raw are for files and block devices",
-                "leave them out to restore to standard output",
+                "remove these options, or restore to a file",
             ));
         }
     }

@@ -177,7 +177,7 @@ impl CloneInstantDocument {
         }
         for dataset in &self.datasets {
             page.line(&format!(
-                "would make a host snapshot of {dataset}, and remove it unless it is needed"
+                "would create a host snapshot of {dataset}, and remove it unless it is needed"
             ));
         }
         for clone in &self.clones {
@@ -357,7 +357,7 @@ impl CloneArgs {
         if self.resume && quiesce == QuiesceWhen::Require {
             return Err(Error::usage(
                 "--resume and --quiesce require do not go together: memory holds what the file systems have not written yet",
-                "leave one of them out",
+                "remove one of them",
             ));
         }
         Ok(When::Now {

@@ -140,7 +140,7 @@ impl Report for Taken {
 
     fn human(&self, page: &mut Page) {
         for cut in &self.cuts {
-            let verb = if self.dry_run { "would make " } else { "" };
+            let verb = if self.dry_run { "would create " } else { "" };
             for snapshot in &cut.snapshots {
                 page.line(&format!("{verb}{snapshot}"));
             }
@@ -245,7 +245,7 @@ fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
     if args.recursive && !has_dataset {
         return Err(Error::usage(
             "--recursive is about datasets, and only machines are named",
-            "leave it out",
+            "remove the option",
         ));
     }
     if args.with_memory.is_some() && has_dataset {
@@ -257,7 +257,7 @@ fn check(args: &SnapshotArgs, has_dataset: bool) -> Result<(), Error> {
     if args.with_memory.is_some() && args.quiesce == QuiesceWhen::Require {
         return Err(Error::usage(
             "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
-            "leave one of them out",
+            "remove one of them",
         ));
     }
     Ok(())

@@ -362,30 +362,30 @@ fn snapshot_name(text: &str) -> Result<SnapshotName, Error> {
 fn check_source(args: &ExportArgs) -> Result<(), Error> {
     if args.with_memory && args.new_identity {
         return Err(Error::usage(
-            "--with-memory and --new-identity do not go together: what runs has its addresses in its memory, and would disturb the machine whose they are",
-            "leave one of them out; without --with-memory it starts, and takes what it is given",
+            "--with-memory and --new-identity do not go together: the memory of the machine contains its old addresses, which the original machine uses",
+            "remove one of them; without --with-memory the machine boots, and can take a new identity",
         ));
     }
     if args.now.is_wanted {
         if args.with_memory {
             return Err(Error::usage(
-                "--with-memory is about a machine that was backed up from a pool, and --now about one of libvirt or QEMU",
-                "leave one of them out; holdfast backup --with-memory keeps the memory of a machine as it is",
+                "--with-memory is for machines backed up from a pool, and --now for running machines of libvirt or QEMU",
+                "remove one of them; holdfast backup --with-memory saves the memory of a running machine",
             ));
         }
         return args.now.reading.check();
     }
     if let Some(option) = args.now.reading.given() {
         return Err(Error::usage(
-            format!("{option} is about a machine as it is now, and this is a snapshot"),
-            "leave it out, or give --now",
+            format!("{option} is for exports of a running machine, and this is a snapshot"),
+            "remove the option, or add --now",
         ));
     }
     match snapshot_name(&args.what)?.disk {
         None => Ok(()),
         Some(_) => Err(Error::usage(
-            "a machine is exported, and this names a disk",
-            "leave the disk out; --exclude leaves out others; holdfast restore brings back one disk",
+            "this names a disk, and only whole machines are exported",
+            "remove the disk from the name; --exclude skips disks, and holdfast restore restores one disk",
         )),
     }
 }
@@ -437,7 +437,7 @@ fn target_of(
         ExportKind::Dir if args.name.is_some() => {
             return Err(Error::usage(
                 "--name is what another hypervisor calls the machine, and a folder of images has its configuration as it was",
-                "leave it out",
+                "remove the option",
             ));
         }
         ExportKind::Dir => ExportTarget::Folder {

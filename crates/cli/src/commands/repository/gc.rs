@@ -38,7 +38,7 @@ fn parse_accepted(text: &str) -> Result<AcceptedName, String> {
     if is_id {
         Ok(AcceptedName::Snapshot(text.to_owned()))
     } else {
-        Err("give all, or at least four digits of the id of a lost snapshot".to_owned())
+        Err("use all, or at least four digits of the id of a lost snapshot".to_owned())
     }
 }
 

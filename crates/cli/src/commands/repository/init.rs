@@ -121,7 +121,7 @@ fn run(args: &InitArgs, context: &Context) -> Result<Exit, Error> {
     if args.no_encryption && context.is_password_of_this_repository()? {
         return Err(Error::usage(
             "a password is given for a repository that is not to be encrypted",
-            "leave out --no-encryption, or the password",
+            "remove --no-encryption, or the password",
         ));
     }
     let like = args.like.as_deref().map(|other| open_like(other, args, context));

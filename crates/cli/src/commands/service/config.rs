@@ -323,7 +323,7 @@ fn show(args: &ConfigShowArgs, context: &Context) -> Result<Exit, Error> {
         if !args.datasets.is_empty() {
             return Err(Error::usage(
                 "--dataset is about a sanoid.conf, and this is a holdfast.toml",
-                "leave it out",
+                "remove the option",
             ));
         }
         return jobs::show(path, args.shown(), context);

@@ -31,7 +31,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
         TemplateError::Unknown { .. } => advice(
             Exit::Error,
             Kind::NotFound,
-            "holdfast template list shows what there is",
+            "holdfast template list shows the templates",
         ),
         TemplateError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "give more digits of the digest"),
         TemplateError::IsTemplate { .. } => {

@@ -262,7 +262,7 @@ fn impossible_exports_are_refused_before_the_machine_is_touched() {
         assert!(error.contains(text), "{words:?}: {error}");
     }
     let (_, error) = world.rig.error(2, &["export", "web1", "x.xva", "--quiesce=off"]);
-    assert!(error.contains("give --now"), "{error}");
+    assert!(error.contains("add --now"), "{error}");
     assert!(world.rig.read("taken.xva") == b"mine" && world.rig.names("full") == ["mine"]);
     assert_eq!(world.created_names(), ["full", "taken.xva"]);
     world.assert_runs_and_is_clean();

@@ -223,14 +223,14 @@ fn an_export_that_could_not_be_resumed_is_refused() {
     let (world, ..) = backed_up_and_lost(&[]);
     let address = world.address();
     let wrong: [(i32, &str, &[&str], &str); 4] = [
-        (2, "usage", &["--new-identity"], "addresses in its memory"),
+        (2, "usage", &["--new-identity"], "contains its old addresses"),
         (
             1,
             "refused",
             &["--exclude", "sdb"],
             "cannot be resumed without the disk sdb",
         ),
-        (2, "usage", &["--format", "xva"], "says nothing to a pool"),
+        (2, "usage", &["--format", "xva"], "does not apply to a pool"),
         (1, "not-found", &["--exclude", "sdz"], "no disk sdz"),
     ];
     for (code, kind, options, words) in wrong {

@@ -89,7 +89,7 @@ impl QemuCapture<'_> {
             self.store(point, &pace)
         });
         held.scratch = watched.scratch;
-        let stored = stored.map_err(|error| held.freezer.explain(error, watched.given_up))?;
+        let stored = stored.map_err(|error| held.freezer.explain(error, watched.overrun))?;
         Ok(MachineReading {
             pause: self.pause_of_running(frozen.pause()),
             quiesced: frozen.quiesced().clone(),

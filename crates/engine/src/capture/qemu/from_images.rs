@@ -22,7 +22,7 @@ use super::supervisor::{CopySpace, Load, Supervisor, SupervisorReport};
 use super::{HeldMachine, MachineReading, PointOfDisks, QemuCapture, ReadyDisk, StoredDisks, notes_of};
 use crate::files::atomic_file::{Existing, NewFile};
 use crate::image::source::OpenSource;
-use crate::job::error::GivenUp;
+use crate::job::error::ScratchOverrun;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Interrupt, Job, Result};
 use crate::machine::overlay_commit::{OverlayCommit, SlowCommit};
@@ -189,8 +189,8 @@ impl QemuCapture<'_> {
             Some(stored) => (stored, SupervisorReport::default()),
             None => self.read_after_freeze(held),
         };
-        let given_up = watched.given_up.take();
-        let stored = stored.map_err(|error| self.explain_given_up(error, given_up))?;
+        let overrun = watched.overrun.take();
+        let stored = stored.map_err(|error| self.explain_overrun(error, overrun))?;
         Ok(MachineReading {
             pause: self.pause_of_running(held.pause),
             quiesced: held.quiesced.clone(),
@@ -282,8 +282,8 @@ impl QemuCapture<'_> {
     }
 
     /// Explains a read error that was caused by giving up the copy.
-    fn explain_given_up(&self, error: Error, given_up: Option<GivenUp>) -> Error {
-        let Some(why) = given_up else { return error };
+    fn explain_overrun(&self, error: Error, overrun: Option<ScratchOverrun>) -> Error {
+        let Some(why) = overrun else { return error };
         let images = self.images().unwrap_or_default();
         let folder = images.first().and_then(|image| image.parent());
         Error::ScratchLimit {

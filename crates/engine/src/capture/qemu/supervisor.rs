@@ -15,7 +15,7 @@ use holdfast_host::qemu::{RunId, WriteCounters, remove_run, write_counters};
 use holdfast_serve::nbd::client::NbdStopper;
 
 use crate::job::Job;
-use crate::job::error::GivenUp;
+use crate::job::error::ScratchOverrun;
 use crate::job::rate_limit::{LatencyGovernor, RateChange, RateLimit};
 
 /// The interval between two checks of the scratch files.
@@ -94,7 +94,7 @@ pub(super) struct Supervisor<'a> {
 #[derive(Debug, Default)]
 pub(super) struct SupervisorReport {
     pub(super) load: Load,
-    pub(super) given_up: Option<GivenUp>,
+    pub(super) overrun: Option<ScratchOverrun>,
     /// The files that grew. They must stay open until QEMU has closed them: the process that closes a file last waits
     /// until its space is freed, and the guest would wait with its QEMU.
     pub(super) scratch: Vec<File>,
@@ -129,7 +129,7 @@ impl Supervisor<'_> {
                 break;
             }
             if let Some(why) = self.too_much(used) {
-                watched.given_up = Some(why);
+                watched.overrun = Some(why);
                 self.give_up();
                 over.recv().ok();
                 break;
@@ -161,7 +161,7 @@ impl Supervisor<'_> {
     }
 
     /// Why the copy must be aborted, if it must.
-    fn too_much(&self, used_bytes: u64) -> Option<GivenUp> {
+    fn too_much(&self, used_bytes: u64) -> Option<ScratchOverrun> {
         let (free_bytes, whole_bytes) = self.room()?;
         too_much(used_bytes, self.limits.scratch_bytes_max, free_bytes, whole_bytes)
     }
@@ -181,13 +181,13 @@ impl Supervisor<'_> {
     }
 }
 
-fn too_much(used_bytes: u64, max_bytes: Option<u64>, free_bytes: u64, whole_bytes: u64) -> Option<GivenUp> {
+fn too_much(used_bytes: u64, max_bytes: Option<u64>, free_bytes: u64, whole_bytes: u64) -> Option<ScratchOverrun> {
     if let Some(max_bytes) = max_bytes.filter(|max_bytes| used_bytes > *max_bytes) {
-        return Some(GivenUp::ScratchMax { used_bytes, max_bytes });
+        return Some(ScratchOverrun::ScratchMax { used_bytes, max_bytes });
     }
     let reserve_bytes = RESERVE_BYTES_MAX.min(whole_bytes / RESERVE_PARTS);
     // If the copy takes no space, aborting it frees none, whatever other programs use.
-    (used_bytes > 0 && free_bytes < reserve_bytes).then_some(GivenUp::NearlyFull {
+    (used_bytes > 0 && free_bytes < reserve_bytes).then_some(ScratchOverrun::NearlyFull {
         used_bytes,
         free_bytes,
         reserve_bytes,
@@ -256,16 +256,16 @@ impl Supervisor<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::{GivenUp, RESERVE_BYTES_MAX, too_much};
+    use super::{RESERVE_BYTES_MAX, ScratchOverrun, too_much};
 
     const GIB: u64 = 1 << 30;
 
     #[test]
-    fn a_copy_is_given_up_before_it_takes_too_much() {
+    fn a_copy_is_cancelled_before_it_takes_too_much() {
         assert_eq!(too_much(5, Some(5), 100 * GIB, 200 * GIB), None);
         assert!(matches!(
             too_much(6, Some(5), 100 * GIB, 200 * GIB),
-            Some(GivenUp::ScratchMax { .. })
+            Some(ScratchOverrun::ScratchMax { .. })
         ));
         let nearly = |used, free, whole| too_much(used, None, free, whole).is_some();
         assert!(nearly(1, RESERVE_BYTES_MAX - 1, 200 * GIB) && !nearly(1, RESERVE_BYTES_MAX, 200 * GIB));

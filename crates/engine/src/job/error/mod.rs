@@ -29,7 +29,7 @@ pub use machine_restore::Refusal;
 pub use name_taken::NameTaken;
 pub(crate) use resolve::PREFIX_DIGITS_MIN;
 pub use resolve::ResolveError;
-pub use scratch::GivenUp;
+pub use scratch::ScratchOverrun;
 pub use template::TemplateError;
 pub use virtualbox::VirtualBoxError;
 pub use xen::XenBackupError;
@@ -369,14 +369,14 @@ pub enum Error {
         reason: String,
     },
     /// The scratch files with blocks that the guest has overwritten became too large.
-    #[error("the copy of {machine} was cancelled to keep free space in {}, which holds the data that the guest overwrites: {why}", scratch.display())]
+    #[error("the copy of {machine} was cancelled because of the scratch files in {}, which keep the data that the guest overwrites: {why}", scratch.display())]
     ScratchLimit {
         /// The machine.
         machine: String,
         /// The folder.
         scratch: PathBuf,
         /// The limit that was exceeded.
-        why: crate::GivenUp,
+        why: crate::ScratchOverrun,
     },
     /// The guest cannot be frozen although this was required.
     #[error("the file systems of {machine} cannot be frozen")]

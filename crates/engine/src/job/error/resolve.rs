@@ -43,7 +43,7 @@ pub enum ResolveError {
         match_count: usize,
     },
     /// The id has fewer than 4 digits.
-    #[error("{word:?} names no machine and is too short for an id: give at least {PREFIX_DIGITS_MIN} digits")]
+    #[error("{word:?} names no machine and is too short for an id, which needs at least {PREFIX_DIGITS_MIN} digits")]
     PrefixTooShort {
         /// The word as given.
         word: String,

@@ -2,7 +2,7 @@
 
 /// Why the copy was stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GivenUp {
+pub enum ScratchOverrun {
     /// The scratch files exceeded their limit.
     ScratchMax {
         /// Their size in bytes.
@@ -21,14 +21,11 @@ pub enum GivenUp {
     },
 }
 
-impl std::fmt::Display for GivenUp {
+impl std::fmt::Display for ScratchOverrun {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::ScratchMax { used_bytes, max_bytes } => {
-                write!(
-                    formatter,
-                    "it took {used_bytes} bytes of the {max_bytes} that it may take"
-                )
+                write!(formatter, "they use {used_bytes} bytes, and the limit is {max_bytes}")
             }
             Self::NearlyFull {
                 used_bytes,
@@ -36,7 +33,7 @@ impl std::fmt::Display for GivenUp {
                 reserve_bytes,
             } => write!(
                 formatter,
-                "it took {used_bytes} bytes, and {free_bytes} were left of the {reserve_bytes} that have to stay free for others"
+                "they use {used_bytes} bytes, and {free_bytes} bytes are free, where {reserve_bytes} must stay free"
             ),
         }
     }

@@ -23,7 +23,7 @@ pub enum TemplateError {
         tag: String,
     },
     /// The text after the `@` is not a digest.
-    #[error("{digest:?} is no digest: give 8 hexadecimal digits of it at least")]
+    #[error("{digest:?} is no digest, which has at least 8 hexadecimal digits")]
     Digest {
         /// The text after the `@`.
         digest: String,

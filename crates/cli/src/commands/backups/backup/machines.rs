@@ -52,7 +52,7 @@ impl MachineBackupArgs {
         if !self.exclude_machine.is_empty() && !self.all && !words.iter().any(MachineWord::may_be_several) {
             return Err(Error::usage(
                 "--exclude-machine is about patterns, tags and --all, and every machine is named in full",
-                "leave it out",
+                "remove the option",
             ));
         }
         Ok(MachineSelection {
@@ -71,7 +71,7 @@ impl MachineBackupArgs {
         match self.reading.only_of_qemu() {
             Some(option) => Err(Error::usage(
                 format!("{option} does not apply to {hypervisor}"),
-                format!("leave it out, and back up machines of {hypervisor} by themselves"),
+                format!("remove the option, or back up the machines of {hypervisor} with a command of their own"),
             )),
             None => Ok(()),
         }
@@ -239,7 +239,7 @@ fn check_options(args: &BackupArgs) -> Result<(), Error> {
     if args.machines.with_memory.is_some() && args.machines.reading.quiesce == QuiesceWhen::Require {
         return Err(Error::usage(
             "--with-memory and --quiesce require do not go together: memory holds what the file systems have not written yet",
-            "leave one of them out",
+            "remove one of them",
         ));
     }
     Ok(())

@@ -95,7 +95,7 @@ impl ReadingArgs {
         if self.method == Some(MethodHow::Pause) && self.quiesce == QuiesceWhen::Require {
             return Err(Error::usage(
                 "--method pause and --quiesce require do not go together: file systems that are frozen thaw by themselves after seconds",
-                "leave one of them out",
+                "remove one of them",
             ));
         }
         Ok(())

@@ -85,7 +85,7 @@ impl MachineRestoreArgs {
 fn parse_place(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((disk, path)) if !disk.is_empty() && !path.is_empty() => Ok((disk.to_owned(), path.into())),
-        _ => Err("give a disk and its place: vda=/images/web1.qcow2".to_owned()),
+        _ => Err("use DISK=PATH, such as vda=/images/web1.qcow2".to_owned()),
     }
 }
 
@@ -101,14 +101,14 @@ fn request(args: &RestoreArgs, context: &Context) -> Result<MachineRestoreReques
     if args.force && machine.places.is_empty() {
         return Err(Error::usage(
             "--force is about files and block devices that --disk names",
-            "leave it out; --in-place restores to the machine that is there",
+            "remove the option; --in-place restores to the existing machine",
         ));
     }
     let restore_as = if args.in_place {
         if args.format.is_some() {
             return Err(Error::usage(
                 "--format is about new images, and in place the images are there",
-                "leave it out",
+                "remove the option",
             ));
         }
         RestoreAs::InPlace(InPlaceOptions {

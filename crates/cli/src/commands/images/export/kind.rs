@@ -54,8 +54,8 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>)
         (None, "vma") => ExportKind::Vma,
         (None, _) => {
             return Err(Error::usage(
-                format!("{} does not say what to make", args.target.display()),
-                "give --format xva, ova, vma, vbox or dir, or a name that ends in .xva, .ova or .vma, or in these with .gz or .zst",
+                format!("the name {} does not select a format", args.target.display()),
+                "use --format xva, ova, vma, vbox or dir, or a name that ends in .xva, .ova or .vma, optionally followed by .gz or .zst",
             ));
         }
     };
@@ -90,7 +90,7 @@ pub(super) fn kind_of(args: &ExportArgs) -> Result<(ExportKind, Option<Packing>)
     match given.iter().find(|(of, is_given, _)| *of == kind && *is_given) {
         Some((_, _, what)) => Err(Error::usage(
             format!("{what} does not go with this format"),
-            "leave it out, or choose another --format",
+            "remove it, or choose another --format",
         )),
         None => Ok((kind, packing)),
     }
@@ -101,14 +101,14 @@ fn check_kind(args: &ExportArgs, kind: ExportKind) -> Result<(), Error> {
     if args.with_memory && kind != ExportKind::Xva {
         return Err(Error::usage(
             "--with-memory goes with pools and --format xva only: another hypervisor cannot resume from it",
-            "leave it out, and the machine starts",
+            "remove the option; the machine boots from its disks",
         ));
     }
     let given = [(args.register, "--register"), (args.new_identity, "--new-identity")];
     match given.iter().find(|(is_given, _)| *is_given && kind != ExportKind::Vbox) {
         Some((_, what)) => Err(Error::usage(
             format!("{what} goes with --format vbox only"),
-            "leave it out, or choose that format",
+            "remove the option, or use --format vbox",
         )),
         None => Ok(()),
     }
@@ -118,22 +118,22 @@ fn check_kind(args: &ExportArgs, kind: ExportKind) -> Result<(), Error> {
 fn check_packing(args: &ExportArgs, kind: ExportKind, packing: Option<Packing>) -> Result<(), Error> {
     if args.packing.level().is_some() && kind != ExportKind::Ova && args.packing.packing().or(packing).is_none() {
         return Err(Error::usage(
-            "--level is about packing, and nothing is packed",
-            "give --gzip or --zstd, or a name that ends in .gz or .zst",
+            "--level sets the compression, and the export is not compressed",
+            "use --gzip or --zstd, or a name that ends in .gz or .zst",
         ));
     }
     if let (Some(asked), Some(named)) = (args.packing.packing(), packing)
         && asked != named
     {
         return Err(Error::usage(
-            format!("the name says {}, and the option {}", named.name(), asked.name()),
-            "leave the option out, or choose another name",
+            format!("the name means {}, and the option {}", named.name(), asked.name()),
+            "remove the option, or choose another name",
         ));
     }
     if args.name.as_deref() == Some("") {
         return Err(Error::usage(
             "no hypervisor imports a machine without a name",
-            "give --name NAME",
+            "use --name NAME",
         ));
     }
     Ok(())

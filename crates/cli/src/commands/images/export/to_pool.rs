@@ -48,7 +48,10 @@ fn request<'a>(args: &ExportArgs, pool: Arc<Pool>, address: &XenAddress, from: E
 pub(super) fn run(args: &ExportArgs, address: &str, context: &Context) -> Result<Exit, Error> {
     let address: XenAddress = address.parse().map_err(holdfast_engine::Error::from)?;
     if let Some(option) = foreign(args) {
-        return Err(Error::usage(format!("{option} says nothing to a pool"), "leave it out"));
+        return Err(Error::usage(
+            format!("{option} does not apply to a pool"),
+            "remove the option",
+        ));
     }
     let way = args.pools.way(&address, context)?;
     let interrupt = context.interrupt()?;

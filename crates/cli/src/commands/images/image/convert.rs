@@ -200,7 +200,7 @@ fn run(args: &ConvertArgs, context: &Context) -> Result<Exit, Error> {
     if args.size.is_some() && args.source.as_os_str() != "-" {
         return Err(Error::usage(
             "--size is for a disk that comes from standard input, and an image says its size itself",
-            "leave it out; `holdfast image resize` changes the size of the new image",
+            "remove the option; `holdfast image resize` changes the size of the new image",
         ));
     }
     if args.format.is_none() {
@@ -294,7 +294,7 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
     if let Some((option, _, reason)) = refused.iter().find(|(_, is_given, _)| *is_given) {
         return Err(Error::usage(
             format!("{option} does not go with standard input: {reason}"),
-            format!("leave {option} out, or give an image"),
+            format!("remove {option}, or name an image file"),
         ));
     }
     let file = standard_input()?;
@@ -306,8 +306,8 @@ fn size_of_stdin(args: &ConvertArgs) -> Result<u64, Error> {
             Ok(metadata.len().saturating_sub(at))
         }
         (None, false) => Err(Error::usage(
-            "a pipe does not say how large the disk is",
-            "give its --size, in bytes or as 10G",
+            "the size of a disk read from a pipe is unknown",
+            "set the size with --size, in bytes or as 10G",
         )),
     }
 }
@@ -317,7 +317,7 @@ fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Ex
     if args.dry_run {
         return Err(Error::usage(
             "--dry-run does not go with standard output: nothing is changed there",
-            "leave --dry-run out, or name a file",
+            "remove --dry-run, or name a file",
         ));
     }
     context.output().refuse_json("image convert to standard output")?;
@@ -325,8 +325,8 @@ fn to_stdout(args: &ConvertArgs, format: Format, context: &Context) -> Result<Ex
     let is_raw = format == Format::Raw && !args.compress;
     if !(is_raw || format == Format::Vmdk) || args.source.as_os_str() == "-" || args.verify {
         return Err(Error::usage(
-            "to standard output goes the raw disk of an image, or a compressed VMDK, and it cannot be read back",
-            "leave --verify out and --to, or give --to vmdk; and name the image",
+            "only a raw disk or a compressed VMDK can be written to standard output, and it cannot be verified there",
+            "remove --verify, use no --to but raw or vmdk, and name the image file",
         ));
     }
     let form = match format {

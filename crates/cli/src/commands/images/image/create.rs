@@ -92,7 +92,7 @@ impl Report for Created {
     }
 
     fn human(&self, page: &mut Page) {
-        let would = if self.dry_run { "would make " } else { "" };
+        let would = if self.dry_run { "would create " } else { "" };
         page.line(&format!(
             "{would}{}  {}: {} disk",
             self.path,

@@ -147,7 +147,7 @@ fn run(args: &IdentityArgs, context: &Context) -> Result<Exit, Error> {
         None => {
             return Err(Error::usage(
                 "children are changed only with the image",
-                "give --renew or --set as well",
+                "add --renew or --set",
             ));
         }
     };

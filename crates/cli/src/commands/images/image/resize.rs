@@ -154,7 +154,7 @@ fn run(args: &ResizeArgs, context: &Context) -> Result<Exit, Error> {
             let before = open_and_warn(&args.image, &alone, context)?.layers()[0].size_bytes;
             before
                 .checked_add(more)
-                .ok_or_else(|| Error::usage("no disk is as large as that", "give a smaller size"))?
+                .ok_or_else(|| Error::usage("no disk is as large as that", "choose a smaller size"))?
         }
     };
     let shrink = if args.shrink { Shrink::Allow } else { Shrink::Refuse };

@@ -227,7 +227,7 @@ fn run(args: &TemplateListArgs, context: &Context) -> Result<Exit, Error> {
         return Err(Error::refused(
             Kind::NotFound,
             format!("there is no template {name}"),
-            "holdfast template list shows what there is",
+            "holdfast template list shows the templates",
         ));
     }
     let templates = listing.templates.iter();

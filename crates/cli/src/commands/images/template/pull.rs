@@ -178,7 +178,7 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     if path.as_os_str() == "-" {
         return Err(Error::usage(
             "a template is not written to standard output: it is read back before it counts",
-            "give the name of a file or folder",
+            "name a file or a folder",
         ));
     }
     let is_device = holdfast_engine::is_device(&path);
@@ -189,7 +189,7 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
                 "--sysprep is for images in files, and {} is a block device",
                 path.display()
             ),
-            "leave it out, and do it in the guest",
+            "remove the option, and make the change in the guest",
         ));
     }
     let about_machines = [
@@ -199,7 +199,7 @@ fn target(args: &PullArgs) -> Result<PullTarget, Error> {
     if is_image && let Some((option, _)) = about_machines.iter().find(|(_, is_given)| *is_given) {
         return Err(Error::usage(
             format!("{option} is about a machine, and {} is an image", path.display()),
-            "leave it out, or give a folder",
+            "remove the option, or name a folder",
         ));
     }
     if is_image {

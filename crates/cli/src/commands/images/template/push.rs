@@ -252,7 +252,7 @@ fn source(args: &PushArgs) -> Result<PushSource, Error> {
         if name.disk.is_some() {
             return Err(Error::usage(
                 "a machine is pushed, and this names a disk",
-                "leave the disk out; holdfast restore makes an image of it, which can be pushed",
+                "remove the disk from the name; holdfast restore makes an image of a disk, which can be pushed",
             ));
         }
         return Ok(PushSource::Snapshot(name.snapshot));

@@ -85,8 +85,11 @@ fn run(args: &TemplateRemoveArgs, context: &Context) -> Result<Exit, Error> {
         }
         (_, true) => {
             return Err(Error::usage(
-                format!("--all is about a whole name, and {} is a part of it", args.template),
-                "give the name alone, or leave --all out",
+                format!(
+                    "--all removes all versions of a name, and {} is one version",
+                    args.template
+                ),
+                "use the name without a tag, or remove --all",
             ));
         }
     };

@@ -89,10 +89,10 @@ impl SignArgs {
         let of_environment = || context.variable(environment::TEMPLATE_KEY).map(PathBuf::from);
         let key = self.key.clone().or_else(of_environment).ok_or_else(|| {
             let hint = format!(
-                "give --sign KEY or set {}: ssh-keygen -t ed25519 makes a key; --unsigned stores it without a signature",
+                "use --sign KEY or set {}; ssh-keygen -t ed25519 makes a key; --unsigned stores the template without a signature",
                 environment::TEMPLATE_KEY
             );
-            Error::usage("no key is given to sign with", hint)
+            Error::usage("there is no key to sign with", hint)
         })?;
         // Checked early: a mistyped name must not fail a push after hours.
         File::open(&key).map_err(|source| Error::File {

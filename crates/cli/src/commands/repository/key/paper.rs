@@ -27,7 +27,7 @@ impl Report for Printed {
         page.gap();
         page.line(&self.paper_key);
         page.gap();
-        page.line("This text opens the repository for anyone who has it: give it where the password is asked for.");
+        page.line("Anyone who has this text can open the repository. Enter it where a password is asked for.");
     }
 }
 

@@ -5,7 +5,7 @@ use holdfast_host::qemu::{Layers, Pause, PointInTime, remove_bitmap};
 
 use super::{Freezer, FrozenMachine};
 use crate::capture::qemu::fate::Fate;
-use crate::job::error::GivenUp;
+use crate::job::error::ScratchOverrun;
 use crate::job::{Error, Interrupted, Result};
 use crate::machine::quiesce::Quiesced;
 use crate::machine::watchdog::Guard;
@@ -84,8 +84,8 @@ impl Freezer<'_> {
     }
 
     /// Explains a read error of a frozen disk.
-    pub(in crate::capture::qemu) fn explain(&self, error: Error, given_up: Option<GivenUp>) -> Error {
-        if let Some(why) = given_up {
+    pub(in crate::capture::qemu) fn explain(&self, error: Error, overrun: Option<ScratchOverrun>) -> Error {
+        if let Some(why) = overrun {
             return Error::ScratchLimit {
                 machine: self.machine.clone(),
                 scratch: self.request.scratch.clone(),

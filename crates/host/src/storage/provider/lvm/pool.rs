@@ -15,7 +15,7 @@ const DESCRIPTION_BYTES_MIN: u64 = 32 << 10;
 /// The error for a volume that cannot have thin snapshots.
 pub(super) fn not_thin(volume: &Volume) -> ProviderError {
     let reason = match volume.kind {
-        VolumeKind::Pool => "it is a thin pool; give a volume in it".to_owned(),
+        VolumeKind::Pool => "it is a thin pool; name a volume in it".to_owned(),
         _ => format!(
             "it is a volume of LVM that is not in a thin pool ({}), so it cannot have lasting snapshots",
             volume.segment_type
