@@ -2,11 +2,16 @@
 
 use holdfast_block::hostile::{Outcome, Parser};
 
+use crate::fuse;
 use crate::nbd;
 use crate::nbd::client::hostile as client;
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
+    Parser {
+        name: "fuse_requests",
+        feed: fuse_requests,
+    },
     Parser {
         name: "nbd_server_handshake",
         feed: nbd_server_handshake,
@@ -31,8 +36,9 @@ pub const PARSERS: &[Parser] = &[
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
-    nbd::server::hostile::seeds()
+    fuse::hostile::seeds()
         .into_iter()
+        .chain(nbd::server::hostile::seeds())
         .chain(client::seeds())
         .collect()
 }
@@ -45,4 +51,9 @@ pub fn nbd_server_handshake(bytes: &[u8]) -> Outcome {
 /// The requests of a client to an NBD server. They are executed on a device in memory.
 pub fn nbd_server_requests(bytes: &[u8]) -> Outcome {
     nbd::server::hostile::requests(bytes)
+}
+
+/// The requests of a kernel to a FUSE server. They are executed on files in memory.
+pub fn fuse_requests(bytes: &[u8]) -> Outcome {
+    fuse::hostile::requests(bytes)
 }

@@ -1,0 +1,24 @@
+//! The FUSE server: serves devices as files of a mounted file system, which is read-only.
+//!
+//! ```text
+//! server ─► session ─► wire         pure: a message of the kernel is parsed, and its reply is encoded
+//!              │  └──► handles      open files and directories
+//!              └─────► tree         directories, files and symbolic links
+//! ```
+//! Mounting needs the rights of the system, and is not done here: the server gets an opened `/dev/fuse` that is mounted.
+
+mod event;
+mod handles;
+#[cfg(feature = "hostile")]
+pub(crate) mod hostile;
+mod server;
+mod session;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod wire;
+
+pub use event::MountEvents;
+pub use server::FuseServer;
+pub use tree::{Directory, FileContent, FileTree, InvalidName, Owner, TreeEntry};
+pub use wire::NodeId;
