@@ -2,4 +2,5 @@
 
 pub mod changed_blocks;
 pub(crate) mod file_system;
+pub mod fuse_mount;
 pub mod provider;

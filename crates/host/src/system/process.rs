@@ -71,6 +71,20 @@ impl LineProcess {
         self.lines.recv_timeout(deadline).ok()
     }
 
+    /// How the child ended; none if it still runs. A child that has closed its output gets a moment to end.
+    pub fn status(&mut self, clock: &dyn Clock) -> std::io::Result<Option<ExitStatus>> {
+        let mut waited = Duration::ZERO;
+        loop {
+            match self.child.try_wait()? {
+                None if waited < STOP_GRACE => {
+                    clock.sleep(POLL_INTERVAL);
+                    waited += POLL_INTERVAL;
+                }
+                status => return Ok(status),
+            }
+        }
+    }
+
     /// Closes the standard input of the child, and waits for it to exit.
     pub fn close(mut self) -> std::io::Result<()> {
         drop(self.input.take());

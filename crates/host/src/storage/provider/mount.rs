@@ -73,7 +73,7 @@ pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()
     let point = folder.display().to_string();
     let mounts = Mounts::read()?;
     let found = mounts.of_path(folder).filter(|mount| mount.point == folder);
-    let no_snapshot = || refused("unmount", &point, "no host snapshot is mounted there");
+    let no_snapshot = || refused("unmount", &point, "no snapshot is mounted there");
     let mount = found.ok_or_else(no_snapshot)?;
     if mount.is_zfs() && !mount.source.contains('@') {
         return zfs.unmount_clone(&mount.source);

@@ -61,6 +61,18 @@ impl Mounts {
         above.max_by_key(|mount| mount.point.as_os_str().len())
     }
 
+    /// Whether a file system of this type is mounted on the folder, and no other mount hides it. The path must be absolute,
+    /// without symbolic links.
+    pub fn is_mounted(&self, folder: &Path, kind: &str) -> bool {
+        let last = self.mounts.iter().rev().find(|mount| mount.point == folder);
+        last.is_some_and(|mount| mount.kind == kind)
+    }
+
+    /// The mount points of a type of file system.
+    pub fn points_of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
+        self.of_kind(kind).map(|mount| mount.point.clone())
+    }
+
     /// The mount point of a ZFS file system.
     pub(super) fn of_zfs(&self, dataset: &str) -> Option<&Path> {
         let is_wanted = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");

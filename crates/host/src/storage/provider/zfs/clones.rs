@@ -210,7 +210,7 @@ impl Zfs {
             return Err(ProviderError::Refused {
                 action: "unmount",
                 what: clone.to_owned(),
-                reason: "no host snapshot is mounted there".to_owned(),
+                reason: "no snapshot is mounted there".to_owned(),
             });
         }
         self.destroy_with_retries("unmount", clone)
