@@ -154,9 +154,8 @@ impl VirtualBoxCapture<'_> {
 }
 
 fn notes_of(disk: &ChosenDisk) -> BTreeMap<String, String> {
-    // The format of the image after a restore, as in `domain.xml`.
     BTreeMap::from([
-        (NOTE_FORMAT.to_owned(), Format::Qcow2.name().to_owned()),
+        (NOTE_FORMAT.to_owned(), disk.source.format.to_string()),
         (NOTE_PATH.to_owned(), disk.source.canonical.display().to_string()),
         (NOTE_LABEL.to_owned(), disk.attached.label.clone()),
     ])

@@ -253,6 +253,8 @@ fn a_chain_of_vmdks_is_read() {
     world.rig.write("vms/lab/lab.vbox", settings.as_bytes());
     world.back_up(0, &["vbox:lab"]);
     world.assert_holds("lab", &[("sda", &world.disks[0])]);
+    let shown = world.rig.report(&["show", "lab:sda"]);
+    assert_eq!(shown["snapshot"]["disks"][0]["notes"]["format"], "vmdk");
 }
 
 /// By default VirtualBox has a CD drive on IDE before the disks: each disk keeps its name and its position.
