@@ -208,6 +208,7 @@ mod tests {
         "live-server",
         "watchdog",
         "mount",
+        "mount-server",
         "unmount",
         "receive",
         "peer",

@@ -5,6 +5,7 @@ pub mod password;
 mod repository;
 pub mod sanoid_file;
 pub mod search_path;
+pub mod server_process;
 pub mod service;
 pub mod standard_streams;
 

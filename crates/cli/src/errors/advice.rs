@@ -4,6 +4,7 @@
 
 mod exchange;
 mod images;
+mod machines;
 mod passwords;
 mod pools;
 mod providers;
@@ -12,9 +13,8 @@ mod templates;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{CloneError, Error as JobError, InstantError, ResolveError, SnapshotChoiceError};
+use holdfast_engine::{CloneError, Error as JobError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
-use holdfast_host::{Error as HostError, MachineEnd};
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
 use holdfast_repo::key::KeyError;
@@ -22,10 +22,9 @@ use holdfast_repo::store::StoreError;
 
 use self::exchange::{archive_advice, exchange_advice};
 use self::images::{image_advice, io_advice};
+use self::machines::machine_advice;
 use self::passwords::password_advice;
 use self::pools::xen_advice;
-use self::providers::provider_advice;
-use self::refusals::refusal_advice;
 use self::templates::template_advice;
 use super::{Error, Kind};
 use crate::exit::Exit;
@@ -47,7 +46,7 @@ const HINT_STORE_FULL: &str = "stored data is intact; free some space, or remove
      gc: gc --repack-below 0 needs almost no space itself";
 const HINT_TOO_SMALL: &str = "make the target at least as large as the disk";
 const HINT_WRITE_ANEW: &str =
-    "--force instead of --in-place writes a new image in its place; if it is a raw disk, give --format raw";
+    "--force instead of --in-place writes a new image in its place; if it is a raw disk, use --format raw";
 pub(super) const HINT_PERMISSION: &str = "run it as root, or as a user who has the permission";
 
 /// The advice on an error.
@@ -121,106 +120,6 @@ fn resolve_advice(error: &ResolveError) -> Advice {
         ResolveError::NoSnapshots => advice(Exit::Error, Kind::NotFound, "holdfast backup makes one"),
         ResolveError::PrefixTooShort { .. } => plain(Exit::Usage, Kind::BadName),
         _ => advice(Exit::Error, Kind::NotFound, "holdfast list shows the existing ones"),
-    }
-}
-
-fn host_advice(error: &HostError) -> Advice {
-    match error {
-        HostError::MonitorInUse { .. } => advice(
-            Exit::Locked,
-            Kind::Locked,
-            "try again when that has ended; or start QEMU with a second monitor for backups: another -qmp unix:PATH,server=on,wait=off",
-        ),
-        HostError::Unreachable { address, .. } if address.ends_with(holdfast_host::virtualbox::PROGRAM) => {
-            advice(Exit::Error, Kind::Io, "check whether VBoxManage list vms works")
-        }
-        HostError::Unreachable { address, .. } if address.contains('/') && !address.contains("://") => advice(
-            Exit::Error,
-            Kind::Io,
-            "check that QEMU runs with -qmp unix:PATH,server=on,wait=off, and that you have access to the socket",
-        ),
-        HostError::Unreachable { .. } => advice(
-            Exit::Error,
-            Kind::Io,
-            "check that libvirtd runs and that you have access to it; --connect sets its address; the path of an image has a /",
-        ),
-        HostError::NoSuchMachine { .. } => advice(
-            Exit::Error,
-            Kind::NotFound,
-            "holdfast machines lists the machines; the path of an image has a /",
-        ),
-        HostError::Refused { action: "define", .. } => advice(
-            Exit::Error,
-            Kind::Io,
-            "restore the disks to files, and domain.xml to define the machine by hand",
-        ),
-        HostError::Busy { .. } => advice(Exit::Locked, Kind::Locked, "try again when that has ended"),
-        _ => plain(Exit::Error, Kind::Io),
-    }
-}
-
-/// Errors about machines, and those that need no advice.
-fn machine_advice(error: &JobError) -> Advice {
-    let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
-    match error {
-        JobError::Host(error) => host_advice(error),
-        JobError::DaemonBusy { .. } => advice(
-            Exit::Locked,
-            Kind::Locked,
-            "one daemon runs all jobs of a host; holdfast run JOB runs one now, beside the daemon",
-        ),
-        JobError::PolicyBusy { .. } => advice(Exit::Locked, Kind::Locked, "it ends by itself; this run may begin then"),
-        JobError::Provider(error) => provider_advice(error),
-        JobError::MachineRestore(refusal) => refusal_advice(refusal),
-        JobError::Instant(InstantError::NotFilled { .. }) => advice(
-            Exit::Error,
-            Kind::NotFound,
-            "holdfast resume without a name continues all unfinished ones",
-        ),
-        JobError::Instant(InstantError::Busy { .. }) => {
-            advice(Exit::Locked, Kind::Locked, "wait until that process ends, or end it")
-        }
-        JobError::Instant(InstantError::Server { .. } | InstantError::Stopped { .. }) => refused(
-            "make sure that the repository can be read and that there is free space, then run holdfast resume again",
-        ),
-        JobError::NoSuchDisk { .. } => advice(Exit::Error, Kind::NotFound, "name disks as the machine does: vda"),
-        JobError::MachineBetween { .. } => advice(Exit::Locked, Kind::Locked, "try again when it runs, or is shut off"),
-        JobError::Unreachable { .. } => refused("start the machine, or skip the disk with --exclude"),
-        JobError::NotQuiesced { .. } => refused(
-            "install qemu-guest-agent in the guest, and add its channel to the machine; without --quiesce=require the snapshot is crash-consistent",
-        ),
-        JobError::ScratchLimit { .. } => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "use a --scratch folder with more space, or back up when the machine writes less; data that is already stored is not stored again",
-        ),
-        JobError::Hook { .. } => refused("fix the hook program; --hook-failure=warn continues without it"),
-        JobError::NoMethod { .. } => {
-            refused("leave --method out; without memory, --method=pause reads it while it is paused; or shut it off")
-        }
-        JobError::NoImageFile { .. } => refused("skip the disk with --exclude, or choose another --method"),
-        JobError::NoDevice { .. } => refused("skip the disk with --exclude"),
-        JobError::MemorySentBefore { .. } => refused(
-            "leave out --with-memory, or let the machine run and pause it again; nothing has changed in its memory since then",
-        ),
-        JobError::NoDisks { .. } => {
-            refused("name a disk with --include, or leave the machine out with --exclude-machine")
-        }
-        JobError::MachineEnded {
-            how: MachineEnd::SwitchedOff,
-            ..
-        } => refused("back it up again: it is read from its images while it is shut off"),
-        JobError::MachineEnded { .. } => advice(
-            Exit::Error,
-            Kind::Io,
-            "the log of its QEMU may show why; back it up again: a machine that is shut off is read from its images",
-        ),
-        JobError::FrozenBroken { .. } => advice(
-            Exit::Error,
-            Kind::NoSpace,
-            "use a --scratch folder with more space on a faster disk, and try again: data that is already stored is not stored again",
-        ),
-        _ => plain(Exit::Error, Kind::Io),
     }
 }
 
@@ -337,7 +236,7 @@ fn target_advice(error: &JobError) -> Advice {
             "nothing was stored; the disk, the memory or the machine itself may be faulty",
         ),
         JobError::TargetFormat { .. } => {
-            refused("restore to a new file; or give --format raw, if this is a raw disk that only looks so")
+            refused("restore to a new file; or use --format raw, if this is a raw disk that only looks so")
         }
         _ => machine_advice(error),
     }

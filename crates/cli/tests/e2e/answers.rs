@@ -160,11 +160,6 @@ fn an_unknown_command_is_answered_with_a_similar_one() {
             "unknown command 'bakup'",
             "did you mean 'holdfast backup'?",
         ),
-        (
-            &["mount", "-r", "/backup", "web1", "/mnt"],
-            "web1 is not the name of a host snapshot, and snapshots of a repository cannot be mounted",
-            "open their disks with 'holdfast serve nbd'",
-        ),
     ] {
         let output_text = stderr(&run(words));
         assert!(

@@ -333,6 +333,14 @@ impl Diagnosis<'_> {
                     "an incomplete file of a killed restore",
                     Repair::DeletePartial(path.clone()),
                 ),
+                LeftoverKind::DeadMount => (
+                    "a mounted repository without the process that served it",
+                    Repair::Unmount(path.clone()),
+                ),
+            };
+            let remedy = match kind {
+                LeftoverKind::DeadMount => "unmount it",
+                _ => "delete it",
             };
             self.findings.push(Finding {
                 machine: None,
@@ -340,7 +348,7 @@ impl Diagnosis<'_> {
                 what: format!("{} is {what}", path.display()),
                 since_ms: *since_ms,
                 is_danger: false,
-                remedy: Action::Repair(repair, "delete it".to_owned()),
+                remedy: Action::Repair(repair, remedy.to_owned()),
             });
         }
     }

@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+use holdfast_host::fuse_mount::dead_fuse_mounts;
 use holdfast_host::provider::is_probe;
 use holdfast_host::{MEMORY_PIPE, open_below};
 
@@ -35,6 +36,8 @@ pub(super) fn leftovers(
     let now_ms = (request.now_ms)();
     let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
+        let mounts = dead_fuse_mounts().into_iter();
+        found.extend(mounts.map(|folder| leftover(folder, LeftoverKind::DeadMount)));
         let notes = request.journal.iter().chain(&request.places);
         let half_notes = notes.flat_map(|folder| half_notes(folder, HALF));
         found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use holdfast_block::error_text;
+use holdfast_host::fuse_mount::{UnmountMode, unmount_fuse};
 use holdfast_host::qemu::{RunId, dismiss_job, remove_bitmap, remove_run, resume};
 use holdfast_host::{Machine, MachineState, agent};
 
@@ -32,6 +34,10 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
         Repair::DeletePartial(path) => delete_left(path)
             .map(|()| format!("deleted {}", path.display()))
             .map_err(|error| error.to_string()),
+        // Programs that still use it only get errors.
+        Repair::Unmount(folder) => unmount_fuse(folder, UnmountMode::Detach)
+            .map(|()| format!("unmounted {}", folder.display()))
+            .map_err(|error| error_text(&error)),
         Repair::ForgetPlace { number, held } => places::forget(request, *number, held.as_ref()),
         Repair::DeleteEmptied { overlay, image } => emptied::delete(request, overlay, image),
         Repair::DeleteHalfNote(path) => delete_half_note(path)

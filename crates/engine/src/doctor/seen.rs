@@ -164,6 +164,8 @@ pub(super) enum LeftoverKind {
     UnfinishedFolder,
     /// An incomplete note in the journal of runs.
     HalfNote,
+    /// A mounted repository whose server has ended.
+    DeadMount,
 }
 
 /// Observations of host snapshots.
@@ -394,6 +396,8 @@ pub enum Repair {
     Abandon(PathBuf),
     /// Delete the incomplete image of a restore.
     DeletePartial(PathBuf),
+    /// Unmount a repository whose server has ended.
+    Unmount(PathBuf),
     /// Delete an incomplete note.
     DeleteHalfNote(PathBuf),
     /// Delete a small leftover file.

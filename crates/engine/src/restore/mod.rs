@@ -5,6 +5,7 @@ pub(crate) mod files;
 pub(crate) mod instant;
 pub(crate) mod instant_job;
 pub(crate) mod machine;
+pub(crate) mod mount;
 pub(crate) mod serve;
 pub(crate) mod small_stream;
 pub(crate) mod source;

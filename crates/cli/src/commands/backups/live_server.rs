@@ -2,23 +2,19 @@
 //! it.
 
 use std::fs::File;
-use std::io::{BufRead as _, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use holdfast_engine::{Error as JobError, InstantError, InstantJob, paper_key, serve_instantly};
-use holdfast_host::LineProcess;
+use holdfast_block::SystemClock;
+use holdfast_engine::{Error as JobError, InstantError, InstantJob, serve_instantly};
 use holdfast_repo::Repository;
 use holdfast_serve::nbd::Event;
-use rustix::process::setsid;
-use zeroize::Zeroizing;
 
 use crate::args::Example;
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::context::password::Password;
+use crate::context::server_process::{ServerStart, received_key, report_ready, start_server};
 use crate::errors::Error;
 use crate::exit::Exit;
 
@@ -41,19 +37,12 @@ impl Verb for LiveServerArgs {
     }
 }
 
-const READY: &str = "ready";
-/// Time limit for opening the repository, which connects to no server.
-const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// Log file of the server, in the folder of the restore.
 const LOG: &str = "server.log";
-/// Maximum bytes of the line with the key.
-const LINE_BYTES_MAX: u64 = 1 << 10;
 
 fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
-    // Interrupting the restore from a terminal, or killing its group, must not end the server.
-    setsid().ok();
     let location = context.location()?;
-    let key = received_key()?;
+    let key = received_key("the restore")?;
     let repository = context.open_by_key(&location, &key)?;
     drop(key);
     let console = context.shared_console();
@@ -73,17 +62,10 @@ fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
     Ok(Exit::Ok)
 }
 
-/// Reports to the restore that clients can connect, and detaches from its terminal and pipes.
+/// Reports to the restore that clients can connect.
 fn leave(args: &LiveServerArgs) -> Result<(), Error> {
     let path = args.folder.join(LOG);
-    let log = || {
-        let log = File::options().create(true).append(true).mode(0o600).open(&path)?;
-        let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{READY}").and_then(|()| stdout.flush())?;
-        rustix::stdio::dup2_stdout(&log)?;
-        rustix::stdio::dup2_stderr(&log)?;
-        std::io::Result::Ok(())
-    };
+    let log = || report_ready(File::options().create(true).append(true).mode(0o600).open(&path)?);
     log().map_err(|source| Error::File {
         action: "write",
         path: path.clone(),
@@ -91,23 +73,7 @@ fn leave(args: &LiveServerArgs) -> Result<(), Error> {
     })
 }
 
-/// Reads the paper key of the repository from the first line of standard input.
-///
-/// The restore has already derived the key from the password, which is slow by design and may have required a prompt.
-fn received_key() -> Result<Password, Error> {
-    let mut line = Zeroizing::new(String::new());
-    let read = std::io::stdin().lock().take(LINE_BYTES_MAX).read_line(&mut line);
-    read.map_err(|source| Error::File {
-        action: "read",
-        path: "/dev/stdin".into(),
-        source,
-    })?;
-    let bytes = Zeroizing::new(line.trim_end().as_bytes().to_vec());
-    Ok(Password::from_line(bytes, "the restore")?)
-}
-
-/// Starts the server process of a restore, which outlives this process. The key of the repository is passed through a
-/// pipe only.
+/// Starts the server process of a restore, which outlives this process.
 pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_engine::Result<()> {
     let failed = |reason: String| {
         JobError::from(InstantError::Server {
@@ -115,7 +81,6 @@ pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_
             reason,
         })
     };
-    let program = std::env::current_exe().map_err(|error| failed(error.to_string()))?;
     let words = [
         "live-server".into(),
         "--folder".into(),
@@ -123,12 +88,8 @@ pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_
         "--repository".into(),
         instant.repository.clone().into(),
     ];
-    let mut process = LineProcess::start(&program.into(), &words).map_err(|error| failed(error.to_string()))?;
-    process
-        .send_line(paper_key(repository).text())
-        .map_err(|error| failed(error.to_string()))?;
-    match process.receive_line(READY_DEADLINE) {
-        Some(line) if line == READY => Ok(()),
-        _ => Err(failed("it has ended, or does not answer".to_owned())),
+    match start_server(&words, repository, &SystemClock::new()).map_err(|error| failed(error.to_string()))? {
+        ServerStart::Ready => Ok(()),
+        ServerStart::Silent | ServerStart::Ended { .. } => Err(failed("it has ended, or does not answer".to_owned())),
     }
 }

@@ -7,6 +7,7 @@ mod forget;
 mod list;
 mod live_server;
 mod machines;
+mod mount;
 mod prune;
 pub(crate) mod restore;
 mod resume;
@@ -35,6 +36,10 @@ verbs! {
         "resume" => Resume(resume::ResumeArgs),
         /// Read snapshots back and check all their data
         "verify" => Verify(verify::VerifyArgs),
+        /// Mount snapshots as folders, read-only
+        "mount" => Mount(mount::MountArgs),
+        /// Unmount snapshots
+        "unmount" => Unmount(mount::UnmountArgs),
         /// Serve the disks of snapshots as network block devices (NBD)
         "serve" => Serve(serve::ServeArgs),
         /// Copy snapshots to another repository, or compare the two
@@ -51,6 +56,8 @@ verbs! {
     internal {
         /// Serve the disks of a machine while they are filled
         "live-server" => LiveServer(live_server::LiveServerArgs),
+        /// Serve the files of mounted snapshots
+        "mount-server" => MountServer(mount::MountServerArgs),
         /// Watch over a machine while it is backed up
         "watchdog" => Watchdog(watchdog::WatchdogArgs),
     }

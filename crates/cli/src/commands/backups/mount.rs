@@ -1,11 +1,18 @@
-//! `holdfast mount` and `holdfast unmount`: mount and unmount host snapshots.
+//! `holdfast mount` and `holdfast unmount`: snapshots as folders. Snapshots of a repository are served over FUSE, host
+//! snapshots are mounted by their file system.
+
+mod server;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use holdfast_host::provider;
+use holdfast_engine::{MountContent, SnapshotName};
+use holdfast_host::fuse_mount::{UnmountMode, is_fuse_mount, unmount_fuse};
+use holdfast_host::provider::{self, Mounts};
+use rustix::io::Errno;
 use serde::Serialize;
 
+pub(super) use self::server::MountServerArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -13,32 +20,51 @@ use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::output::{Page, Report};
+use crate::units;
 
 /// Arguments of `mount`.
 #[derive(Debug, clap::Args)]
+#[command(allow_missing_positional = true)]
 pub(crate) struct MountArgs {
-    /// The host snapshot: tank/vm@NAME, btrfs:/srv/vms@NAME
-    #[arg(value_name = "DATASET@NAME")]
-    snapshot: OsString,
+    /// A snapshot (ID, MACHINE, MACHINE@TIME, with :DISK one of its disks), or a host snapshot (DATASET@NAME); without
+    /// it, all snapshots of the repository
+    #[arg(value_name = "SNAPSHOT")]
+    snapshot: Option<OsString>,
     /// An empty folder
-    #[arg(value_name = "FOLDER")]
+    #[arg(value_name = "FOLDER", required = true)]
     folder: PathBuf,
+    /// Allow all users of this host to read the files
+    #[arg(long)]
+    allow_other: bool,
+    /// Serve until Ctrl-C instead of in the background; errors of reads are printed
+    #[arg(long)]
+    foreground: bool,
 }
 
 /// Arguments of `unmount`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UnmountArgs {
-    /// The folder where a host snapshot is mounted
+    /// The folder where snapshots are mounted
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 }
 
 impl Verb for MountArgs {
-    const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Look at images in a host snapshot",
-        line: "holdfast mount tank/vm@before-update /mnt",
-    }];
-    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Browse all snapshots of a repository",
+            line: "holdfast mount -r /backup/vms /mnt",
+        },
+        Example {
+            wish: "Read one file from a disk of the newest snapshot",
+            line: "holdfast mount -r /backup/vms web1 /mnt && mount -o ro,loop,offset=1M /mnt/vda.raw /media",
+        },
+        Example {
+            wish: "Look at images in a host snapshot",
+            line: "holdfast mount tank/vm@before-update /mnt",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         mount(self, context)
@@ -62,7 +88,11 @@ impl Verb for UnmountArgs {
 struct Mounted {
     #[serde(skip)]
     command: &'static str,
+    /// The host snapshot, or the id of the snapshot; null if all snapshots of a repository are mounted, and for
+    /// `unmount`.
     snapshot: Option<String>,
+    /// The number of mounted snapshots; null for host snapshots and for `unmount`.
+    snapshot_count: Option<u64>,
     folder: String,
 }
 
@@ -76,69 +106,132 @@ impl Report for Mounted {
     }
 
     fn human(&self, page: &mut Page) {
-        match &self.snapshot {
-            Some(snapshot) => page.line(&format!("{snapshot} is mounted at {}, read-only", self.folder)),
-            None => page.line(&format!("nothing is mounted at {} any more", self.folder)),
+        let folder = &self.folder;
+        match (&self.snapshot, self.snapshot_count) {
+            (Some(snapshot), _) => page.line(&format!("{snapshot} is mounted at {folder}, read-only")),
+            (None, Some(1)) => page.line(&format!("1 snapshot is mounted at {folder}, read-only")),
+            (None, Some(count)) => {
+                let count = units::count(count);
+                page.line(&format!("{count} snapshots are mounted at {folder}, read-only"));
+            }
+            (None, None) => page.line(&format!("nothing is mounted at {folder} any more")),
         }
     }
 }
 
-/// The absolute path of an empty folder, without symbolic links and dots.
+/// The absolute path of a folder, without symbolic links and dots. A folder whose server has ended has no path that
+/// the system can resolve; it is used as it is.
 fn folder(path: &Path) -> Result<PathBuf, Error> {
     let failed = |source| Error::File {
         action: "look at",
         path: path.to_owned(),
         source,
     };
-    path.canonicalize().map_err(failed)
+    match path.canonicalize() {
+        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
+            std::path::absolute(path).map_err(failed)
+        }
+        result => result.map_err(failed),
+    }
 }
 
-/// Returns an error for a snapshot of a repository. Other backup programs can mount those, so the hint says how to
-/// read it instead.
-fn refuse_of_repository(word: &OsStr, context: &Context) -> Result<(), Error> {
+/// What a word means.
+enum MountSource {
+    Repository(MountContent),
+    HostSnapshot(OsString),
+}
+
+/// Whether a word is the name of a host snapshot. No machine has a name with a slash or a colon; `tank@daily` is a host
+/// snapshot unless a repository is named.
+fn is_host_snapshot(word: &OsStr, context: &Context) -> bool {
     let text = word.to_string_lossy();
-    let kind = match (context.is_repository_named(), text.contains('@')) {
-        (false, true) => return Ok(()),
-        (false, false) => Kind::NotFound,
-        (true, _) => Kind::Unsupported,
+    let Some((dataset, name)) = text.split_once('@') else {
+        return false;
     };
-    Err(Error::refused(
-        kind,
-        format!("{text} is not the name of a host snapshot, and snapshots of a repository cannot be mounted"),
-        "open their disks with 'holdfast serve nbd', or write them to files with 'holdfast restore'; host snapshots are named DATASET@NAME: \
-         'holdfast host list' shows them",
-    ))
+    if dataset.contains(['/', ':']) {
+        return true;
+    }
+    let is_snapshot = text.parse::<SnapshotName>().is_ok();
+    !context.is_repository_named() && (name.is_empty() || !is_snapshot)
+}
+
+fn source(word: Option<&OsString>, context: &Context) -> Result<MountSource, Error> {
+    let Some(word) = word else {
+        return Ok(MountSource::Repository(MountContent::Repository));
+    };
+    if is_host_snapshot(word, context) {
+        return Ok(MountSource::HostSnapshot(word.clone()));
+    }
+    let name = word.to_string_lossy().parse::<SnapshotName>();
+    let name =
+        name.map_err(|error| Error::usage(error.to_string(), "holdfast list shows the snapshots of a repository"))?;
+    Ok(MountSource::Repository(MountContent::Snapshot(name)))
 }
 
 fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
-    refuse_of_repository(&args.snapshot, context)?;
-    let snapshot = datasets::parse_snapshot(&args.snapshot)?;
+    let source = source(args.snapshot.as_ref(), context)?;
     let folder = folder(&args.folder)?;
-    let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
-    if !is_empty {
+    let mut entries = std::fs::read_dir(&folder).map_err(|source| Error::File {
+        action: "list",
+        path: folder.clone(),
+        source,
+    })?;
+    if entries.next().is_some() {
         return Err(Error::refused(
             Kind::Exists,
             format!("{} is not empty", folder.display()),
             "choose an empty folder: a mount would hide what is in this one",
         ));
     }
+    match source {
+        MountSource::HostSnapshot(word) => {
+            check_host_options(args)?;
+            mount_host_snapshot(&word, &folder, context)
+        }
+        MountSource::Repository(content) if args.foreground => server::in_foreground(content, &folder, args, context),
+        MountSource::Repository(content) => server::in_background(&content, &folder, args, context),
+    }
+}
+
+/// The kernel mounts host snapshots, so these options have no meaning.
+fn check_host_options(args: &MountArgs) -> Result<(), Error> {
+    let option = match (args.allow_other, args.foreground) {
+        (true, _) => "--allow-other",
+        (_, true) => "--foreground",
+        (false, false) => return Ok(()),
+    };
+    Err(Error::usage(
+        format!("{option} is for snapshots of a repository, and this is a host snapshot"),
+        "remove the option",
+    ))
+}
+
+fn mount_host_snapshot(word: &OsStr, folder: &Path, context: &Context) -> Result<Exit, Error> {
+    let snapshot = datasets::parse_snapshot(word)?;
     let (tools, providers) = (datasets::tools(context), datasets::providers(context));
     let owner = providers.of_dataset(&snapshot.dataset);
-    provider::mount(&*tools, owner, providers.zfs(), &snapshot, &folder).map_err(holdfast_engine::Error::from)?;
+    provider::mount(&*tools, owner, providers.zfs(), &snapshot, folder).map_err(holdfast_engine::Error::from)?;
     context.report(&Mounted {
         command: "mount",
         snapshot: Some(snapshot.to_string()),
+        snapshot_count: None,
         folder: folder.display().to_string(),
     })
 }
 
 fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
     let folder = folder(&args.folder)?;
-    let (tools, providers) = (datasets::tools(context), datasets::providers(context));
-    provider::unmount(&*tools, providers.zfs(), &folder).map_err(holdfast_engine::Error::from)?;
+    let mounts = Mounts::read().map_err(holdfast_engine::Error::from)?;
+    if is_fuse_mount(&folder, &mounts) {
+        unmount_fuse(&folder, UnmountMode::Unused).map_err(holdfast_engine::Error::from)?;
+    } else {
+        let (tools, providers) = (datasets::tools(context), datasets::providers(context));
+        provider::unmount(&*tools, providers.zfs(), &folder).map_err(holdfast_engine::Error::from)?;
+    }
     context.report(&Mounted {
         command: "unmount",
         snapshot: None,
+        snapshot_count: None,
         folder: folder.display().to_string(),
     })
 }

@@ -3,7 +3,6 @@
 pub(crate) mod clone;
 mod cron;
 mod host;
-mod mount;
 mod peer;
 mod point;
 mod replicate;
@@ -22,10 +21,6 @@ verbs! {
         "rollback" => Rollback(rollback::RollbackArgs),
         /// Clone a machine or an image; the clone shares its storage
         "clone" => Clone(clone::CloneArgs),
-        /// Mount a host snapshot, read-only
-        "mount" => Mount(mount::MountArgs),
-        /// Unmount a host snapshot
-        "unmount" => Unmount(mount::UnmountArgs),
         /// Apply a snapshot policy (sanoid.conf) once: take and prune
         "cron" => Cron(cron::CronArgs),
         /// Replicate host snapshots to another dataset or host

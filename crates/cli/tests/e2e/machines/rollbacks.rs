@@ -361,7 +361,7 @@ fn a_host_snapshot_is_mounted(kind: &'static str) {
     let root = setup.world.lab.folder.path().to_str().unwrap().to_owned();
     for other in [&folder, &root] {
         let (_, text) = setup.world.rig.error(1, &["unmount", other]);
-        assert!(text.contains("no host snapshot is mounted there"), "{text}");
+        assert!(text.contains("no snapshot is mounted there"), "{text}");
     }
     setup.world.rig.ok(&["host", "remove", &name]);
 }

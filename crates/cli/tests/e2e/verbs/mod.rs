@@ -19,6 +19,7 @@ mod kept_images;
 mod keys;
 mod losses;
 mod monitoring;
+mod mounts;
 mod names;
 mod namesakes;
 mod packed_streams;

@@ -395,6 +395,9 @@ pub enum Error {
     /// A server does not start.
     #[error(transparent)]
     Serve(holdfast_serve::Error),
+    /// Snapshots cannot be mounted or unmounted.
+    #[error(transparent)]
+    FuseMount(#[from] holdfast_host::fuse_mount::FuseMountError),
     /// QEMU does not serve the frozen disks.
     #[error("QEMU does not serve the frozen disks of {machine}")]
     Frozen {
