@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, PermissionsExt};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -16,7 +17,8 @@ use holdfast_test_kit::libvirt::LibvirtLab;
 
 use crate::host::{system, text};
 use crate::program::{stderr, stdout};
-use crate::rig::{Rig, noise};
+use crate::rig::{Rig, assert_code, noise};
+use crate::verbs::refusals::open_to_all;
 
 const MIB: usize = 1 << 20;
 /// New snapshots appear within seconds; a busy host needs longer.
@@ -246,6 +248,39 @@ fn files_are_read_by_many_programs_at_once() {
         }
     });
     rig.ok(&["unmount", text(&point.0)]);
+}
+
+/// A user without the right to mount needs fusermount3, and only this user can read the files.
+#[test]
+fn a_user_without_rights_mounts_with_a_helper() {
+    const NOBODY: u32 = 65_534;
+    if !rustix::process::geteuid().is_root() {
+        // All other tests of mounts are this test.
+        return;
+    }
+    let rig = rig_with_snapshot();
+    std::fs::copy(env!("CARGO_BIN_EXE_holdfast"), rig.path("program")).unwrap();
+    let point = MountPoint::new(&rig, "mnt");
+    open_to_all(&rig.path("."));
+    std::fs::set_permissions(rig.path("program"), PermissionsExt::from_mode(0o755)).unwrap();
+    std::os::unix::fs::chown(&point.0, Some(NOBODY), Some(NOBODY)).unwrap();
+    let run = |words: &[&str]| {
+        #[expect(clippy::disallowed_methods, reason = "the program runs as another user")]
+        let mut command = Command::new(rig.path("program"));
+        command.args(words).env_clear().env("PATH", "/usr/bin:/bin");
+        command
+            .env("HOLDFAST_REPOSITORY", rig.path("repo"))
+            .current_dir(rig.path("."));
+        let output = command.uid(NOBODY).gid(NOBODY).output().unwrap();
+        assert_code(&output, 0, words);
+    };
+    run(&["mount", "web1", text(&point.0)]);
+    assert!(point.is_mounted());
+    // Not even root.
+    let error = std::fs::read_dir(&point.0).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+    run(&["unmount", text(&point.0)]);
+    assert!(!point.is_mounted());
 }
 
 /// A server in the foreground, which has mounted.

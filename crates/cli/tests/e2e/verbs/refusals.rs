@@ -64,7 +64,7 @@ fn unknown_names_are_reported_with_similar_ones() {
     assert_eq!(rig.snapshot_count(), 1);
 }
 
-fn open_to_all(path: &Path) {
+pub(super) fn open_to_all(path: &Path) {
     let is_folder = path.is_dir();
     let mode = if is_folder { 0o755 } else { 0o644 };
     std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();

@@ -35,6 +35,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub struct MountRequest {
     /// What the folder shows.
     pub content: MountContent,
+    /// Name of the repository in the list of mounts.
+    pub source: String,
     /// An empty folder: an absolute path without symbolic links.
     pub folder: PathBuf,
     /// Which users can read the files.
@@ -83,7 +85,7 @@ pub fn mount(
     };
     let tree = Arc::new(FileTree::new(&shown.root(job), owner));
     let device = mount_fuse(&FuseMountRequest {
-        source: &format!("holdfast:{}", repository.describe()),
+        source: &request.source,
         folder: &request.folder,
         readers: request.readers,
     })?;

@@ -97,6 +97,7 @@ fn serve(
 ) -> Result<(), Error> {
     let request = MountRequest {
         content,
+        source: format!("holdfast:{}", context.location()?.path().display()),
         folder: options.folder.to_owned(),
         readers: options.readers,
         zone: context.zone().clone(),
