@@ -88,6 +88,7 @@ class Program:
 class Holdfast(Program):
     name = "holdfast"
     settings = "as it comes"
+    can_mount = True
     # The verbs for each job, the preferred one first: scrub reads all stored data, verify only the data that snapshots
     # need.
     verbs = {
@@ -145,6 +146,12 @@ class Holdfast(Program):
     def verify(self):
         verb = "scrub" if self.has_verb("scrub") else "verify"
         return [self.binary, verb, "--quiet"]
+
+    def mount(self, folder):
+        return [self.binary, "mount", "--foreground", folder]
+
+    def mounted_disk(self, folder, tag):
+        return super().mounted_disk(Path(folder) / "machines" / "first" / "latest", tag)
 
 
 class Restic(Program):

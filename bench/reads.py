@@ -1,8 +1,5 @@
-"""Reads of 1 MiB at random offsets of the newest snapshot: through a peer's FUSE mount, and through Holdfast's
-device.
-"""
+"""Reads of 1 MiB at random offsets of the newest snapshot, through the FUSE mount of each program."""
 
-import json
 import os
 import random
 import shutil
@@ -31,15 +28,12 @@ def places(disk):
     return [dice.randrange(start, end) // 4096 * 4096 for start, end in chosen]
 
 
-def measure(laboratory, programs, run_count, bench_program):
+def measure(laboratory, programs, run_count):
     """A Result per program; each run has the times of its reads in milliseconds."""
     results = {}
     for program in programs:
         result = results[program.name] = Result()
-        if program.name == "holdfast":
-            reason = program.missing("first")
-        else:
-            reason = None if program.can_mount and os.path.exists("/dev/fuse") else f"{program.name} cannot mount here"
+        reason = None if program.can_mount and os.path.exists("/dev/fuse") else f"{program.name} cannot mount here"
         if reason:
             result.problem, result.is_missing = reason, True
             laboratory.say(f"    {program.name:<15} MISSING: {reason}")
@@ -51,10 +45,7 @@ def measure(laboratory, programs, run_count, bench_program):
             try:
                 disk = laboratory.present("day2.raw")
                 laboratory.bring_back(program, "day2")
-                if program.name == "holdfast":
-                    run = through_device(laboratory, program, disk, bench_program)
-                else:
-                    run = through_mount(program, disk)
+                run = through_mount(program, disk)
             except Failed as failure:
                 result.problem = str(failure)
                 laboratory.say(f"    {program.name:<15} NOT DONE: {failure}")
@@ -70,22 +61,6 @@ def percentiles(runs):
     """p50 and p95 in milliseconds of the reads of all runs."""
     reads = sorted(ms for run in runs for ms in run.figures["reads_ms"])
     return statistics.median(reads), reads[min(len(reads) - 1, len(reads) * 95 // 100)]
-
-
-def through_device(laboratory, program, disk, bench_program):
-    listing = program.root / "places"
-    listing.write_text("".join(f"{place}\n" for place in places(disk)))
-    program.env()  # writes the password file
-    begin = program.log.stat().st_size if program.log.exists() else 0
-    command = [bench_program, program.repo, program.password_file, listing, str(READ_BYTES), disk]
-    run = laboratory.run(program, command, laboratory.source)
-    with open(program.log, encoding="utf-8", errors="replace") as log:
-        log.seek(begin)
-        answers = [line for line in log if line.startswith("{")]
-    if not answers:
-        raise Failed("the reading program has printed no figures")
-    run.figures.update(json.loads(answers[-1]))
-    return run
 
 
 def through_mount(program, disk):

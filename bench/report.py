@@ -105,8 +105,7 @@ def reads_table(by_program):
             f"{ready:.0f} ms",
             f"{max(run.rss_bytes for run in result.runs) / MIB:.0f} MiB",
         ])
-    note = "Peers answer through FUSE, Holdfast through its block device, without a file system between.\n"
-    return f"### {TITLES['reads']}\n\n{table(['program', 'p50', 'p95', 'ready after', 'memory'], rows)}\n\n{note}"
+    return f"### {TITLES['reads']}\n\n{table(['program', 'p50', 'p95', 'ready after', 'memory'], rows)}\n"
 
 
 def brief(problem):
