@@ -2,6 +2,7 @@
 
 mod examples;
 mod global;
+mod mounts;
 mod peer_words;
 mod pool;
 mod retention;
@@ -15,6 +16,7 @@ pub use global::{
     ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NO_HEADING, NewPasswordArgs, OutputArgs, PasswordArgs,
     ProgressHow, RepositoryArgs, ToPasswordArgs,
 };
+pub use mounts::MountOptionArgs;
 pub use pool::PoolArgs;
 pub use retention::RetentionArgs;
 pub use switches::Switch;

@@ -209,6 +209,8 @@ mod tests {
         "watchdog",
         "mount",
         "mount-server",
+        "image mount",
+        "image mount-server",
         "unmount",
         "receive",
         "peer",

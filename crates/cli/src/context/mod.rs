@@ -1,6 +1,7 @@
 //! The context of a verb: options, environment, output, and prompts.
 
 pub mod holdfast_file;
+pub mod mounts;
 pub mod password;
 mod repository;
 pub mod sanoid_file;

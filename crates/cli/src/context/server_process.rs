@@ -7,9 +7,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_engine::paper_key;
 use holdfast_host::LineProcess;
-use holdfast_repo::Repository;
 use rustix::process::setsid;
 use zeroize::Zeroizing;
 
@@ -39,12 +37,14 @@ pub enum ServerStart {
     },
 }
 
-/// Starts this program as a server, which outlives this process. The key of the repository is passed through a pipe
-/// only.
-pub fn start_server(words: &[OsString], repository: &Repository, clock: &dyn Clock) -> std::io::Result<ServerStart> {
+/// Starts this program as a server, which outlives this process. `secret` is passed through a pipe only, as the first
+/// line of its standard input.
+pub fn start_server(words: &[OsString], secret: Option<&str>, clock: &dyn Clock) -> std::io::Result<ServerStart> {
     let program = std::env::current_exe()?;
     let mut process = LineProcess::start(&program.into(), words)?;
-    process.send_line(paper_key(repository).text())?;
+    if let Some(secret) = secret {
+        process.send_line(secret)?;
+    }
     let mut output = Vec::new();
     loop {
         match process.receive_line(READY_DEADLINE) {
@@ -65,13 +65,18 @@ pub fn start_server(words: &[OsString], repository: &Repository, clock: &dyn Clo
     }
 }
 
+/// Called by a server first. Interrupting the command that started it from a terminal, or killing its group, must not
+/// end the server.
+pub fn leave_group() {
+    setsid().ok();
+}
+
 /// Called by a server: reads the paper key of the repository from the first line of standard input.
 ///
 /// The command that started it has already derived the key from the password, which is slow by design and may have
 /// required a prompt.
 pub fn received_key(sender: &'static str) -> Result<Password, Error> {
-    // Interrupting the command from a terminal, or killing its group, must not end the server.
-    setsid().ok();
+    leave_group();
     let mut line = Zeroizing::new(String::new());
     let read = std::io::stdin().lock().take(LINE_BYTES_MAX).read_line(&mut line);
     read.map_err(|source| Error::File {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_block::SystemClock;
-use holdfast_engine::{Error as JobError, InstantError, InstantJob, serve_instantly};
+use holdfast_engine::{Error as JobError, InstantError, InstantJob, paper_key, serve_instantly};
 use holdfast_repo::Repository;
 use holdfast_serve::nbd::Event;
 
@@ -88,7 +88,9 @@ pub(crate) fn launch(instant: &InstantJob, repository: &Repository) -> holdfast_
         "--repository".into(),
         instant.repository.clone().into(),
     ];
-    match start_server(&words, repository, &SystemClock::new()).map_err(|error| failed(error.to_string()))? {
+    match start_server(&words, Some(paper_key(repository).text()), &SystemClock::new())
+        .map_err(|error| failed(error.to_string()))?
+    {
         ServerStart::Ready => Ok(()),
         ServerStart::Silent | ServerStart::Ended { .. } => Err(failed("it has ended, or does not answer".to_owned())),
     }

@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 use holdfast_engine::{MountContent, SnapshotName};
 use holdfast_host::fuse_mount::{UnmountMode, is_fuse_mount, unmount_fuse};
 use holdfast_host::provider::{self, Mounts};
-use rustix::io::Errno;
 use serde::Serialize;
 
 pub(super) use self::server::MountServerArgs;
-use crate::args::{Example, SharedOptions};
+use crate::args::{Example, MountOptionArgs, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, Kind};
+use crate::context::mounts::{empty_mount_point, mount_point};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::datasets;
 use crate::output::{Page, Report};
@@ -33,12 +33,8 @@ pub(crate) struct MountArgs {
     /// An empty folder
     #[arg(value_name = "FOLDER", required = true)]
     folder: PathBuf,
-    /// Allow all users of this host to read the files
-    #[arg(long)]
-    allow_other: bool,
-    /// Serve until Ctrl-C instead of in the background; errors of reads are printed
-    #[arg(long)]
-    foreground: bool,
+    #[command(flatten)]
+    options: MountOptionArgs,
 }
 
 /// Arguments of `unmount`.
@@ -119,22 +115,6 @@ impl Report for Mounted {
     }
 }
 
-/// The absolute path of a folder, without symbolic links and dots. A folder whose server has ended has no path that
-/// the system can resolve; it is used as it is.
-fn folder(path: &Path) -> Result<PathBuf, Error> {
-    let failed = |source| Error::File {
-        action: "look at",
-        path: path.to_owned(),
-        source,
-    };
-    match path.canonicalize() {
-        Err(error) if error.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => {
-            std::path::absolute(path).map_err(failed)
-        }
-        result => result.map_err(failed),
-    }
-}
-
 /// What a word means.
 enum MountSource {
     Repository(MountContent),
@@ -170,32 +150,22 @@ fn source(word: Option<&OsString>, context: &Context) -> Result<MountSource, Err
 
 fn mount(args: &MountArgs, context: &Context) -> Result<Exit, Error> {
     let source = source(args.snapshot.as_ref(), context)?;
-    let folder = folder(&args.folder)?;
-    let mut entries = std::fs::read_dir(&folder).map_err(|source| Error::File {
-        action: "list",
-        path: folder.clone(),
-        source,
-    })?;
-    if entries.next().is_some() {
-        return Err(Error::refused(
-            Kind::Exists,
-            format!("{} is not empty", folder.display()),
-            "choose an empty folder: a mount would hide what is in this one",
-        ));
-    }
+    let folder = empty_mount_point(&args.folder)?;
     match source {
         MountSource::HostSnapshot(word) => {
             check_host_options(args)?;
             mount_host_snapshot(&word, &folder, context)
         }
-        MountSource::Repository(content) if args.foreground => server::in_foreground(content, &folder, args, context),
+        MountSource::Repository(content) if args.options.foreground => {
+            server::in_foreground(content, &folder, args, context)
+        }
         MountSource::Repository(content) => server::in_background(&content, &folder, args, context),
     }
 }
 
 /// The kernel mounts host snapshots, so these options have no meaning.
 fn check_host_options(args: &MountArgs) -> Result<(), Error> {
-    let option = match (args.allow_other, args.foreground) {
+    let option = match (args.options.allow_other, args.options.foreground) {
         (true, _) => "--allow-other",
         (_, true) => "--foreground",
         (false, false) => return Ok(()),
@@ -220,7 +190,7 @@ fn mount_host_snapshot(word: &OsStr, folder: &Path, context: &Context) -> Result
 }
 
 fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
-    let folder = folder(&args.folder)?;
+    let folder = mount_point(&args.folder)?;
     let mounts = Mounts::read().map_err(holdfast_engine::Error::from)?;
     if is_fuse_mount(&folder, &mounts) {
         unmount_fuse(&folder, UnmountMode::Unused).map_err(holdfast_engine::Error::from)?;

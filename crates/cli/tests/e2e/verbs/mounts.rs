@@ -436,3 +436,46 @@ fn without_right_to_mount(command: &Command) -> Command {
     }
     restricted
 }
+
+#[test]
+fn an_image_of_any_format_is_mounted_as_a_raw_disk() {
+    let rig = Rig::empty();
+    let mut bytes = vec![0; 4 * MIB];
+    bytes[..MIB].copy_from_slice(&noise(MIB, 1));
+    rig.write("web1.raw", &bytes);
+    let point = MountPoint::new(&rig, "mnt");
+    let folder = text(&point.0);
+    for format in ["qcow2", "vmdk", "vdi", "vhdx", "vhd"] {
+        let image = format!("web1.{format}");
+        rig.ok(&["image", "convert", "web1.raw", &image]);
+        let before = rig.read(&image);
+        let report = rig.report(&["image", "mount", &image, folder]);
+        assert_eq!(report["format"], format);
+        assert_eq!(report["file"], text(&point.path("web1.raw")));
+        assert!(point.read("web1.raw")[..bytes.len()] == bytes, "{format}");
+        rig.ok(&["unmount", folder]);
+        assert!(rig.read(&image) == before, "{format}");
+    }
+}
+
+#[test]
+fn an_image_is_mounted_with_its_backing_images() {
+    let rig = Rig::empty();
+    let bytes = noise(2 * MIB, 1);
+    rig.write("base/base.raw", &bytes);
+    let (base, point) = (rig.path("base/base.raw"), MountPoint::new(&rig, "mnt"));
+    let words = ["create", "-q", "-f", "qcow2", "-F", "raw", "-b", text(&base)];
+    system("qemu-img", &[&words[..], &[text(&rig.path("top.qcow2"))]].concat()).unwrap();
+    let words = ["image", "mount", "top.qcow2", text(&point.0)];
+    // The backing image is in another folder.
+    let (kind, message) = rig.error(1, &words);
+    assert_eq!(kind, "refused", "{message}");
+    assert!(!point.is_mounted());
+    rig.ok(&[&words[..], &["--allow-dir", "base"]].concat());
+    assert!(point.read("top.raw") == bytes);
+    rig.ok(&["unmount", text(&point.0)]);
+    assert_eq!(
+        rig.error(1, &["image", "mount", "absent.qcow2", text(&point.0)]).0,
+        "io"
+    );
+}

@@ -7,6 +7,7 @@ mod create;
 mod identity;
 mod info;
 mod map;
+mod mount;
 mod options;
 mod resize;
 
@@ -41,6 +42,12 @@ verbs! {
         "resize" => Resize(resize::ResizeArgs),
         /// Show or change the identity (UUID) of an image
         "identity" => Identity(identity::IdentityArgs),
+        /// Mount the disk of an image as a raw file, read-only
+        "mount" => Mount(mount::ImageMountArgs),
+    }
+    internal {
+        /// Serve the disk of a mounted image
+        "mount-server" => MountServer(mount::ImageMountServerArgs),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Options that several image verbs share: files that an image may open, and properties of a new image.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use holdfast_engine::Overwrite;
@@ -25,6 +26,22 @@ pub(super) struct GateArgs {
 }
 
 impl GateArgs {
+    /// These options as words of a command line, with absolute paths.
+    pub(super) fn words(&self) -> Result<Vec<OsString>, Error> {
+        let mut words = Vec::new();
+        for (option, paths) in [("--allow-file", &self.files), ("--allow-dir", &self.folders)] {
+            for path in paths {
+                let absolute = std::path::absolute(path).map_err(|source| Error::File {
+                    action: "look at",
+                    path: path.clone(),
+                    source,
+                })?;
+                words.extend([option.into(), absolute.into()]);
+            }
+        }
+        Ok(words)
+    }
+
     /// How to open an image of `format`; without a format, its content decides.
     pub(super) fn open_options(&self, format: Option<Format>) -> Result<OpenOptions, Error> {
         if self.files.iter().any(|path| path.is_dir()) {
