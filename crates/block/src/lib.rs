@@ -21,6 +21,7 @@ mod file;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+mod logged;
 mod lru;
 mod memory;
 mod ordered_pool;
@@ -47,6 +48,7 @@ pub use file::{
     Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint, rename_durably, replace_file,
     sync_folder_of,
 };
+pub use logged::{LoggedDevice, ReplayReport, WriteLog};
 pub use lru::LruCache;
 pub use memory::MemoryDevice;
 pub use ordered_pool::{OrderedResults, Threads};
