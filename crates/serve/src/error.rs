@@ -48,6 +48,12 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// A server of files cannot continue the work of one that has ended.
+    #[error("continue to serve a mounted file system")]
+    TakeOver {
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
     /// Certificates or keys for TLS cannot be used.
     #[error("{action}")]
     Tls {

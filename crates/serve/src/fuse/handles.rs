@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use holdfast_block::BlockDevice;
-
 use super::tree::ListedEntry;
 use super::wire::{Attributes, HandleId, NodeId};
+use crate::nbd::ExportDevice;
 
 /// Limit of open files. Each device of a snapshot has a cache of up to 12 MiB.
 pub(super) const FILE_COUNT_MAX: usize = 64;
@@ -19,7 +18,7 @@ pub(super) struct OpenFile {
     /// Attributes of its node. The kernel asks for them when a program reads up to the end of the file, also after the
     /// file was removed from the tree.
     pub(super) attributes: Attributes,
-    pub(super) device: Arc<dyn BlockDevice>,
+    pub(super) device: ExportDevice,
 }
 
 #[derive(Default)]
@@ -38,12 +37,30 @@ impl Table {
 }
 
 /// The open files and directories of a file system.
-#[derive(Default)]
 pub(super) struct Handles {
     table: Mutex<Table>,
 }
 
+/// Handles of one server are consecutive numbers, and those of its successor begin at the next multiple of this.
+const HANDLES_OF_SERVER: u64 = 1 << 32;
+
 impl Handles {
+    /// The handles of the server that has this number of predecessors.
+    pub(super) fn new(predecessor_count: u32) -> Self {
+        let table = Table {
+            last: u64::from(predecessor_count) * HANDLES_OF_SERVER,
+            ..Table::default()
+        };
+        Self {
+            table: Mutex::new(table),
+        }
+    }
+
+    /// Adds a file that a predecessor has opened, under its handle.
+    pub(super) fn adopt(&self, handle: HandleId, file: OpenFile) {
+        self.lock().files.insert(handle, file);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -92,6 +109,16 @@ impl Handles {
 
     pub(super) fn close_listing(&self, handle: HandleId) {
         self.lock().listings.remove(&handle);
+    }
+
+    /// The open files that can be written, each node once.
+    pub(super) fn writable_files(&self) -> Vec<OpenFile> {
+        let table = self.lock();
+        let mut files: BTreeMap<NodeId, OpenFile> = BTreeMap::new();
+        for file in table.files.values().filter(|file| file.device.writer().is_some()) {
+            files.insert(file.attributes.node, file.clone());
+        }
+        files.into_values().collect()
     }
 
     pub(super) fn file_count(&self) -> usize {

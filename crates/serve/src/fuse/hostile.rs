@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use holdfast_block::hostile::Outcome;
-use holdfast_block::{BlockDevice, MemoryDevice};
+use holdfast_block::{BlockDeviceMut, MemoryDevice};
 
 use super::event::MountEvents;
-use super::session::{Answer, READ_BYTES_MAX, Session};
+use super::session::{Answer, READ_BYTES_MAX, Session, SessionStart};
 use super::tree::{Directory, FileContent, FileTree, Owner, TreeEntry};
-use super::wire::REPLY_HEADER_LENGTH;
+use super::wire::{FileAccess, REPLY_HEADER_LENGTH};
+use crate::nbd::ExportDevice;
 
 const SIZE_BYTES: usize = 10_001;
 
@@ -23,8 +24,13 @@ impl FileContent for Memory {
         "memory".to_owned()
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
-        Ok(Arc::new(MemoryDevice::from_bytes(&[1; SIZE_BYTES])))
+    fn access(&self) -> FileAccess {
+        FileAccess::Writable
+    }
+
+    fn open(&self) -> std::io::Result<ExportDevice> {
+        let device = MemoryDevice::from_bytes(&[1; SIZE_BYTES]);
+        Ok(ExportDevice::Writable(Arc::new(device) as Arc<dyn BlockDeviceMut>))
     }
 }
 
@@ -35,8 +41,8 @@ impl MountEvents for NoEvents {
         unreachable!("memory can be opened");
     }
 
-    fn read_failed(&self, _: &str, _: &holdfast_block::Error) {
-        unreachable!("memory can be read");
+    fn request_failed(&self, _: &str, _: &holdfast_block::Error) {
+        unreachable!("memory can be read and written");
     }
 }
 
@@ -54,7 +60,8 @@ fn session() -> Session {
         root.insert(name, entry).expect("a valid name");
     }
     let owner = Owner { user: 0, group: 0 };
-    Session::new(Arc::new(FileTree::new(&root, owner)), Arc::new(NoEvents))
+    let tree = Arc::new(FileTree::new(&root, owner));
+    Session::new(tree, Arc::new(NoEvents), SessionStart::New)
 }
 
 /// Messages, each after its length in two bytes, little-endian. A message beyond the end is cut off.
@@ -117,7 +124,16 @@ pub(crate) fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     request(28, 1, &range(2, 0, 4096));
     request(44, 1, &range(2, 1, 4096));
     request(17, 1, &[]);
-    request(16, 2, &[0; 64]);
+    let mut write = range(1, 4000, 5);
+    write.extend([0; 4]);
+    write.extend(b"bytes");
+    request(16, 2, &write);
+    let mut punch = 1_u64.to_ne_bytes().to_vec();
+    punch.extend([4000_u64, 3000, 3].into_iter().flat_map(u64::to_ne_bytes));
+    request(43, 2, &punch);
+    request(4, 2, &[0; 88]);
+    request(20, 2, &range(1, 0, 0));
+    request(50, 1, &[0; 8]);
     request(18, 2, &range(1, 0, 0));
     request(29, 1, &range(2, 0, 0));
     request(2, 2, &[0; 8]);

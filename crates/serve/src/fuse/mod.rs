@@ -1,4 +1,4 @@
-//! The FUSE server: serves devices as files of a mounted file system, which is read-only.
+//! The FUSE server: serves devices as files of a mounted file system.
 //!
 //! ```text
 //! server ─► session ─► wire         pure: a message of the kernel is parsed, and its reply is encoded
@@ -20,5 +20,6 @@ mod wire;
 
 pub use event::MountEvents;
 pub use server::FuseServer;
+pub use session::{Negotiation, SessionStart};
 pub use tree::{Directory, FileContent, FileTree, InvalidName, Owner, TreeEntry};
-pub use wire::NodeId;
+pub use wire::{FileAccess, NodeId};

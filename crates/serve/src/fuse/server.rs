@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use super::event::MountEvents;
-use super::session::{Answer, REQUEST_BYTES_MAX, Session};
+use super::session::{Answer, Negotiation, Session, SessionStart};
 use super::tree::FileTree;
 use super::wire::{self, ParseError};
 use crate::{Error, Result};
@@ -30,12 +30,24 @@ struct Shared {
 
 impl FuseServer {
     /// Serves the file system that was mounted with `device`, an opened `/dev/fuse`.
-    pub fn start(device: OwnedFd, tree: Arc<FileTree>, events: Arc<dyn MountEvents>) -> Result<Self> {
+    ///
+    /// A successor first asks the kernel to send the requests again that its predecessor has not answered. Such a
+    /// request may be executed twice: reads, writes and changes of space give the same result.
+    pub fn start(
+        device: OwnedFd,
+        tree: Arc<FileTree>,
+        events: Arc<dyn MountEvents>,
+        start: SessionStart,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared {
             device,
-            session: Session::new(tree, events),
+            session: Session::new(tree, events, start),
             running_count: AtomicUsize::new(0),
         });
+        if let SessionStart::Successor { .. } = start {
+            rustix::io::write(shared.device.as_fd(), &wire::resend_notification())
+                .map_err(|errno| Error::TakeOver { source: errno.into() })?;
+        }
         for _ in 0..THREAD_COUNT {
             shared.running_count.fetch_add(1, Ordering::SeqCst);
             let slot = ThreadSlot(Arc::clone(&shared));
@@ -52,6 +64,11 @@ impl FuseServer {
     /// Whether the file system has been unmounted, and all requests are answered.
     pub fn is_ended(&self) -> bool {
         self.shared.running_count.load(Ordering::SeqCst) == 0
+    }
+
+    /// What the kernel and the server have agreed on.
+    pub fn negotiation(&self) -> Negotiation {
+        self.shared.session.negotiation()
     }
 
     /// Number of open files.
@@ -71,7 +88,7 @@ impl Drop for ThreadSlot {
 
 impl Shared {
     fn run(&self) {
-        let mut request = vec![0; REQUEST_BYTES_MAX];
+        let mut request = vec![0; self.session.request_bytes_max()];
         let mut body = Vec::new();
         loop {
             let length = match rustix::io::read(self.device.as_fd(), &mut request) {

@@ -1,36 +1,37 @@
 //! Answers the requests of the kernel: messages in, replies out. Pure but for the devices.
 
-use std::io::ErrorKind;
+mod files;
+
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_block::{BlockDevice, ExtentKind};
 use rustix::io::Errno;
 
 use super::event::MountEvents;
-use super::handles::{Handles, OpenFile};
+use super::handles::Handles;
 use super::tree::FileTree;
 use super::wire::{
-    self, Agreement, Attributes, HandleId, KernelOffer, Listing, ListingEntry, ListingForm, NodeId, NodeType,
-    ParseError, REPLY_HEADER_LENGTH, ReadRange, Request, SeekTarget, capability,
+    self, Agreement, Attributes, KernelOffer, Listing, ListingEntry, ListingForm, NodeId, ParseError,
+    REPLY_HEADER_LENGTH, ReadRange, Request, capability,
 };
 
 /// Limit of bytes that one read returns. The kernel sends larger reads in parts.
 pub(super) const READ_BYTES_MAX: u32 = 1 << 20;
-/// Limit of bytes of data in one request; nothing is written, so this is the smallest that the kernel accepts.
-const WRITE_BYTES_MAX: u32 = 4096;
-/// Length of the buffer for a request. The kernel refuses to use a shorter one than 8 KiB, or the limit of a write and
-/// its header.
-pub(super) const REQUEST_BYTES_MAX: usize = 16 << 10;
+/// Limit of bytes of data in one request.
+const WRITE_BYTES_MAX: u32 = 1 << 20;
+/// The same if no file can be written: the smallest that the kernel accepts.
+const WRITE_BYTES_MIN: u32 = 4096;
+/// Room for the headers of a request besides its data.
+const REQUEST_HEADERS_LENGTH: usize = 4096;
+/// The kernel refuses to use a shorter buffer for a request.
+const REQUEST_BYTES_MIN: usize = 8192;
 /// Limit of pages in one request.
 const PAGES_MAX: u16 = 256;
 /// Reads in advance that the kernel may send before it waits for replies.
 const BACKGROUND_COUNT_MAX: u16 = 16;
 /// How long the kernel uses names and attributes before it asks again: a new snapshot appears after this time.
 const VALID_SECONDS: u64 = 5;
-/// Extents of a device that one step of a search for data or a hole looks at.
-const SEEK_EXTENT_COUNT: usize = 256;
 
 /// How a request is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,24 +42,78 @@ pub(super) enum Answer {
     Nothing,
 }
 
+/// How a session starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionStart {
+    /// The file system was just mounted.
+    New,
+    /// A server has ended, and this one continues. Handles of the predecessor stay valid: their nodes are opened again.
+    Successor {
+        /// Number of servers that have ended.
+        predecessor_count: u32,
+    },
+}
+
+/// What the kernel and the server have agreed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Negotiation {
+    /// The kernel has not asked yet.
+    Pending,
+    /// If the server ends, a successor can continue.
+    WithSuccessors,
+    /// If the server ends, the file system is lost.
+    WithoutSuccessors,
+}
+
 /// The state of a mounted file system.
 pub(super) struct Session {
     tree: Arc<FileTree>,
     handles: Handles,
     events: Arc<dyn MountEvents>,
+    start: SessionStart,
+    write_bytes_max: u32,
     is_negotiated: AtomicBool,
+    has_resend: AtomicBool,
 }
 
 /// Whether the body has the answer of a request.
 type Outcome = Result<(), Errno>;
 
 impl Session {
-    pub(super) fn new(tree: Arc<FileTree>, events: Arc<dyn MountEvents>) -> Self {
+    pub(super) fn new(tree: Arc<FileTree>, events: Arc<dyn MountEvents>, start: SessionStart) -> Self {
+        let (is_successor, predecessor_count) = match start {
+            SessionStart::New => (false, 0),
+            SessionStart::Successor { predecessor_count } => (true, predecessor_count),
+        };
         Self {
+            write_bytes_max: if tree.is_writable() {
+                WRITE_BYTES_MAX
+            } else {
+                WRITE_BYTES_MIN
+            },
             tree,
-            handles: Handles::default(),
+            handles: Handles::new(predecessor_count),
             events,
-            is_negotiated: AtomicBool::new(false),
+            start,
+            is_negotiated: AtomicBool::new(is_successor),
+            // The predecessor has agreed on it, or there would be no successor.
+            has_resend: AtomicBool::new(is_successor),
+        }
+    }
+
+    /// Length of the longest request.
+    pub(super) fn request_bytes_max(&self) -> usize {
+        (self.write_bytes_max as usize + REQUEST_HEADERS_LENGTH).max(REQUEST_BYTES_MIN)
+    }
+
+    pub(super) fn negotiation(&self) -> Negotiation {
+        match (
+            self.is_negotiated.load(Ordering::SeqCst),
+            self.has_resend.load(Ordering::SeqCst),
+        ) {
+            (false, _) => Negotiation::Pending,
+            (true, true) => Negotiation::WithSuccessors,
+            (true, false) => Negotiation::WithoutSuccessors,
         }
     }
 
@@ -88,7 +143,7 @@ impl Session {
         if let Request::Init(offer) = request {
             return self.negotiate(&offer, body);
         }
-        if !self.is_negotiated.load(Ordering::Relaxed) {
+        if !self.is_negotiated.load(Ordering::SeqCst) {
             return Err(Errno::IO);
         }
         match request {
@@ -104,10 +159,30 @@ impl Session {
                 *body = target.as_os_str().as_bytes().to_vec();
             }
             Request::Open => {
-                let handle = self.open(node)?;
-                *body = wire::open_reply(handle, wire::OPEN_KEEPS_CACHE);
+                let opened = self.open(node)?;
+                *body = wire::open_reply(opened.handle, opened.flags);
             }
-            Request::Read(range) => self.read(range, body)?,
+            Request::Read(range) => self.read(node, range, body)?,
+            Request::Write(write) => {
+                let length = self.write(node, &write)?;
+                *body = wire::write_reply(length);
+            }
+            Request::Allocate(change) => {
+                self.allocate(node, &change)?;
+                body.clear();
+            }
+            Request::SetAttributes(change) => {
+                let attributes = self.set_attributes(node, change)?;
+                *body = wire::attributes_reply(&attributes, VALID_SECONDS);
+            }
+            Request::Sync(handle) => {
+                self.sync(node, handle)?;
+                body.clear();
+            }
+            Request::SyncAll => {
+                self.sync_all()?;
+                body.clear();
+            }
             Request::Release(handle) => {
                 self.handles.close_file(handle);
                 body.clear();
@@ -117,12 +192,15 @@ impl Session {
                 let handle = self.handles.open_listing(entries).ok_or(Errno::NFILE)?;
                 *body = wire::open_reply(handle, 0);
             }
-            Request::ReadDirectory { range, form } => *body = self.list(range, form)?,
+            Request::ReadDirectory { range, form } => *body = self.list(node, range, form)?,
             Request::ReleaseDirectory(handle) => {
                 self.handles.close_listing(handle);
                 body.clear();
             }
-            Request::Seek { handle, offset, target } => *body = self.seek(handle, offset, target)?,
+            Request::Seek { handle, offset, target } => {
+                let found = self.seek(node, handle, offset, target)?;
+                *body = wire::seek_reply(found);
+            }
             Request::Statistics => *body = wire::statistics_reply(self.tree.file_bytes(), self.tree.node_count()),
             Request::Change => return Err(Errno::ROFS),
             Request::Unsupported => return Err(Errno::NOSYS),
@@ -134,21 +212,25 @@ impl Session {
         if offer.major < wire::MAJOR || (offer.major == wire::MAJOR && offer.minor < wire::MINOR_MIN) {
             return Err(Errno::PROTO);
         }
+        let has_resend = offer.capabilities & capability::RESEND != 0;
         let wanted = capability::ASYNC_READ
             | capability::READDIRPLUS
             | capability::READDIRPLUS_AUTO
             | capability::PARALLEL_DIROPS
-            | capability::MAX_PAGES;
+            | capability::MAX_PAGES
+            | capability::EXTENDED
+            | capability::RESEND;
         let agreement = Agreement {
             readahead_bytes_max: offer.readahead_bytes_max.min(READ_BYTES_MAX),
             capabilities: offer.capabilities & wanted,
             background_count_max: BACKGROUND_COUNT_MAX,
-            write_bytes_max: WRITE_BYTES_MAX,
+            write_bytes_max: self.write_bytes_max,
             pages_max: PAGES_MAX,
         };
         *body = agreement.encode();
+        self.has_resend.store(has_resend, Ordering::SeqCst);
         // A kernel with a later major version asks again with the version of the reply.
-        self.is_negotiated.store(offer.major == wire::MAJOR, Ordering::Relaxed);
+        self.is_negotiated.store(offer.major == wire::MAJOR, Ordering::SeqCst);
         Ok(())
     }
 
@@ -158,55 +240,13 @@ impl Session {
         self.tree.attributes(node).or_else(of_open_file).ok_or(Errno::STALE)
     }
 
-    fn open(&self, node: NodeId) -> Result<HandleId, Errno> {
-        if let Some(file) = self.handles.file_of(node) {
-            return self.handles.open_file(file).ok_or(Errno::NFILE);
-        }
-        let attributes = self.attributes(node)?;
-        let content = self.tree.content(node).ok_or(match attributes.node_type {
-            NodeType::Directory => Errno::ISDIR,
-            NodeType::File | NodeType::Link => Errno::INVAL,
-        })?;
-        let device = content.open().map_err(|error| {
-            self.events.open_failed(&content.identity(), &error);
-            match error.kind() {
-                ErrorKind::NotFound => Errno::STALE,
-                _ => Errno::IO,
-            }
-        })?;
-        self.handles
-            .open_file(OpenFile { attributes, device })
-            .ok_or(Errno::NFILE)
-    }
-
-    fn device(&self, handle: HandleId) -> Result<OpenFile, Errno> {
-        self.handles.file(handle).ok_or(Errno::BADF)
-    }
-
-    fn failed(&self, file: &OpenFile, error: &holdfast_block::Error) -> Errno {
-        let content = self.tree.content(file.attributes.node);
-        let name = content.map_or_else(|| "a removed file".to_owned(), |content| content.identity());
-        self.events.read_failed(&name, error);
-        Errno::IO
-    }
-
-    /// Reads up to the end of the file.
-    fn read(&self, range: ReadRange, body: &mut Vec<u8>) -> Outcome {
-        let file = self.device(range.handle)?;
-        let left = file.device.size_bytes().saturating_sub(range.offset);
-        let length = u64::from(range.length.min(READ_BYTES_MAX)).min(left);
-        // The read overwrites everything, so only bytes that the buffer did not have yet are cleared.
-        body.resize(usize::try_from(length).expect("at most 1 MiB"), 0);
-        if body.is_empty() {
-            // A device refuses a read that starts past its end.
-            return Ok(());
-        }
-        let read = file.device.read_at(body, range.offset);
-        read.map_err(|error| self.failed(&file, &error))
-    }
-
-    fn list(&self, range: ReadRange, form: ListingForm) -> Result<Vec<u8>, Errno> {
-        let entries = self.handles.listing(range.handle).ok_or(Errno::BADF)?;
+    fn list(&self, node: NodeId, range: ReadRange, form: ListingForm) -> Result<Vec<u8>, Errno> {
+        let entries = match (self.handles.listing(range.handle), self.start) {
+            (Some(entries), _) => entries,
+            (None, SessionStart::New) => return Err(Errno::BADF),
+            // Opened by a predecessor.
+            (None, SessionStart::Successor { .. }) => self.tree.list(node).ok_or(Errno::NOTDIR)?.into(),
+        };
         let mut listing = Listing::new(range.length.min(READ_BYTES_MAX) as usize, form, VALID_SECONDS);
         let start = usize::try_from(range.offset).unwrap_or(usize::MAX);
         for (number, entry) in entries.iter().enumerate().skip(start) {
@@ -224,29 +264,4 @@ impl Session {
         }
         Ok(listing.into_body())
     }
-
-    /// The next data or hole at or after `offset`. The end of the file is a hole.
-    fn seek(&self, handle: HandleId, offset: u64, target: SeekTarget) -> Result<Vec<u8>, Errno> {
-        let file = self.device(handle)?;
-        let found = seek(&*file.device, offset, target).map_err(|error| self.failed(&file, &error))?;
-        found.map(wire::seek_reply).ok_or(Errno::NXIO)
-    }
-}
-
-fn seek(device: &dyn BlockDevice, offset: u64, target: SeekTarget) -> holdfast_block::Result<Option<u64>> {
-    let size_bytes = device.size_bytes();
-    let mut at = offset;
-    while at < size_bytes {
-        let list = device.extents(at..size_bytes, SEEK_EXTENT_COUNT)?;
-        let found = list.iter().find(|extent| match target {
-            SeekTarget::Data => extent.kind == ExtentKind::Data,
-            SeekTarget::Hole => extent.kind != ExtentKind::Data,
-        });
-        if let Some(extent) = found {
-            return Ok(Some(extent.offset.max(offset)));
-        }
-        at = list.end();
-    }
-    let is_end = target == SeekTarget::Hole && offset < size_bytes;
-    Ok(is_end.then_some(size_bytes))
 }

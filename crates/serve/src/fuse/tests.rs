@@ -2,15 +2,19 @@
 
 mod changes;
 mod requests;
+mod successors;
+mod writes;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, ExtentList, MemoryDevice};
+use holdfast_block::{BlockDevice, BlockDeviceMut, Error as DeviceError, ExtentList, MemoryDevice};
 
 use super::event::MountEvents;
-use super::session::{Answer, Session};
+use super::session::{Answer, Session, SessionStart};
 use super::tree::{Directory, FileContent, FileTree, Owner, TreeEntry};
-use super::wire::NodeId;
+use super::wire::{FileAccess, NodeId};
+use crate::nbd::ExportDevice;
 
 pub(super) const LOOKUP: u32 = 1;
 pub(super) const FORGET: u32 = 2;
@@ -56,8 +60,8 @@ impl MountEvents for Reports {
         self.0.lock().unwrap().push(format!("open {file}: {error}"));
     }
 
-    fn read_failed(&self, file: &str, error: &DeviceError) {
-        self.0.lock().unwrap().push(format!("read {file}: {error}"));
+    fn request_failed(&self, file: &str, error: &DeviceError) {
+        self.0.lock().unwrap().push(format!("request to {file}: {error}"));
     }
 }
 
@@ -73,11 +77,11 @@ impl FileContent for Sparse {
         "sparse".to_owned()
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
+    fn open(&self) -> std::io::Result<ExportDevice> {
         let device = MemoryDevice::new(self.size_bytes());
         device.write_at(&[1; 4096], 0).unwrap();
         device.write_at(&[3; 4096], 8192).unwrap();
-        Ok(Arc::new(device))
+        Ok(ExportDevice::ReadOnly(Arc::new(device)))
     }
 }
 
@@ -93,7 +97,7 @@ impl FileContent for Unopenable {
         "unopenable".to_owned()
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
+    fn open(&self) -> std::io::Result<ExportDevice> {
         Err(std::io::Error::other("no key"))
     }
 }
@@ -124,8 +128,8 @@ impl FileContent for Damaged {
         "damaged".to_owned()
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
-        Ok(Arc::new(Self))
+    fn open(&self) -> std::io::Result<ExportDevice> {
+        Ok(ExportDevice::ReadOnly(Arc::new(Self)))
     }
 }
 
@@ -163,10 +167,14 @@ pub(super) struct World {
 impl World {
     /// A session before its negotiation.
     pub(super) fn unnegotiated() -> Self {
-        let tree = Arc::new(FileTree::new(&sample(), OWNER));
+        Self::with(&sample(), SessionStart::New)
+    }
+
+    pub(super) fn with(root: &Directory, start: SessionStart) -> Self {
+        let tree = Arc::new(FileTree::new(root, OWNER));
         let reports = Arc::new(Reports::default());
         Self {
-            session: Session::new(Arc::clone(&tree), Arc::clone(&reports) as Arc<dyn MountEvents>),
+            session: Session::new(Arc::clone(&tree), Arc::clone(&reports) as Arc<dyn MountEvents>, start),
             tree,
             reports,
         }
@@ -263,4 +271,113 @@ pub(super) fn seek(handle: u64, offset: u64, whence: u32) -> Vec<u8> {
     bytes.extend(whence.to_ne_bytes());
     bytes.extend([0; 4]);
     bytes
+}
+
+/// The fields of `WRITE`.
+pub(super) fn write(handle: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+    let mut bytes = handle.to_ne_bytes().to_vec();
+    bytes.extend(offset.to_ne_bytes());
+    bytes.extend(u32::try_from(data.len()).unwrap().to_ne_bytes());
+    bytes.extend([0; 20]);
+    bytes.extend(data);
+    bytes
+}
+
+/// The fields of `FALLOCATE`.
+pub(super) fn space(handle: u64, offset: u64, length: u64, mode: u32) -> Vec<u8> {
+    let mut bytes: Vec<u8> = [handle, offset, length]
+        .into_iter()
+        .flat_map(u64::to_ne_bytes)
+        .collect();
+    bytes.extend(mode.to_ne_bytes());
+    bytes.extend([0; 4]);
+    bytes
+}
+
+/// A file in memory that can be written, and notes its flushes.
+#[derive(Default)]
+pub(super) struct Writable {
+    pub(super) device: Arc<NotingDevice>,
+}
+
+/// A device of 16 KiB.
+pub(super) struct NotingDevice {
+    pub(super) memory: MemoryDevice,
+    pub(super) flush_count: AtomicUsize,
+    pub(super) fails: Mutex<Option<std::io::ErrorKind>>,
+}
+
+impl Default for NotingDevice {
+    fn default() -> Self {
+        Self {
+            memory: MemoryDevice::from_bytes(&[1; 16384]),
+            flush_count: AtomicUsize::new(0),
+            fails: Mutex::default(),
+        }
+    }
+}
+
+impl NotingDevice {
+    fn check(&self) -> holdfast_block::Result<()> {
+        match *self.fails.lock().unwrap() {
+            Some(kind) => Err(DeviceError::io("write", 0, std::io::Error::from(kind))),
+            None => Ok(()),
+        }
+    }
+}
+
+impl BlockDevice for NotingDevice {
+    fn size_bytes(&self) -> u64 {
+        self.memory.size_bytes()
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> holdfast_block::Result<()> {
+        self.memory.read_at(buffer, offset)
+    }
+
+    fn extents(&self, range: std::ops::Range<u64>, extent_count_max: usize) -> holdfast_block::Result<ExtentList> {
+        self.memory.extents(range, extent_count_max)
+    }
+}
+
+impl BlockDeviceMut for NotingDevice {
+    fn write_at(&self, data: &[u8], offset: u64) -> holdfast_block::Result<()> {
+        self.check()?;
+        self.memory.write_at(data, offset)
+    }
+
+    fn write_zeroes(&self, range: std::ops::Range<u64>) -> holdfast_block::Result<()> {
+        self.check()?;
+        self.memory.write_zeroes(range)
+    }
+
+    fn trim(&self, range: std::ops::Range<u64>) -> holdfast_block::Result<()> {
+        self.memory.trim(range)
+    }
+
+    fn flush(&self) -> holdfast_block::Result<()> {
+        self.check()?;
+        self.flush_count.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+}
+
+impl FileContent for Writable {
+    fn size_bytes(&self) -> u64 {
+        self.device.size_bytes()
+    }
+
+    fn identity(&self) -> String {
+        "writable".to_owned()
+    }
+
+    fn access(&self) -> FileAccess {
+        FileAccess::Writable
+    }
+
+    fn open(&self) -> std::io::Result<ExportDevice> {
+        Ok(ExportDevice::Writable(
+            Arc::clone(&self.device) as Arc<dyn BlockDeviceMut>
+        ))
+    }
 }

@@ -10,9 +10,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use holdfast_block::BlockDevice;
-
-use super::wire::{Attributes, NAME_BYTES_MAX, NodeId, NodeType};
+use super::wire::{Attributes, FileAccess, NAME_BYTES_MAX, NodeId, NodeType};
+use crate::nbd::ExportDevice;
 
 /// Content of a file.
 pub trait FileContent: Send + Sync {
@@ -22,8 +21,13 @@ pub trait FileContent: Send + Sync {
     /// Identifies the content. A file of the same path and identity keeps its node when the tree is replaced.
     fn identity(&self) -> String;
 
-    /// Opens it. The device is dropped when the file is closed.
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>>;
+    /// Whether it can be written.
+    fn access(&self) -> FileAccess {
+        FileAccess::ReadOnly
+    }
+
+    /// Opens it. The device is dropped when the file is closed. It is writable if [`access`](Self::access) is.
+    fn open(&self) -> std::io::Result<ExportDevice>;
 }
 
 /// An entry of a directory.
@@ -109,7 +113,7 @@ impl Node {
     fn node_type(&self) -> NodeType {
         match self.kind {
             NodeKind::Directory(_) => NodeType::Directory,
-            NodeKind::File(_) => NodeType::File,
+            NodeKind::File(ref content) => NodeType::File(content.access()),
             NodeKind::Link(_) => NodeType::Link,
         }
     }
@@ -240,6 +244,13 @@ impl FileTree {
             })
         }));
         Some(listed)
+    }
+
+    /// Whether a file can be written.
+    pub(super) fn is_writable(&self) -> bool {
+        let nodes = self.read();
+        let mut types = nodes.by_id.values().map(Node::node_type);
+        types.any(|node_type| node_type == NodeType::File(FileAccess::Writable))
     }
 
     /// Number of nodes.
