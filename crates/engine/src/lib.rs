@@ -141,7 +141,10 @@ pub use restore::machine::{
     PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, SpaceNeeded, Started, plan_machine_restore,
     restore_machine,
 };
-pub use restore::mount::{ImageMount, MountContent, MountPlace, MountRequest, MountedContent, MountedImage, mount};
+pub use restore::mount::{
+    ImageMount, ImageWorkerRequest, MountContent, MountPlace, MountRequest, MountedContent, MountedImage,
+    WorkerLauncher, WritableImageMount, mount, serve_writable_image,
+};
 pub use restore::serve::{ClientWrites, ServeAddress, ServeRequest, Served, serve};
 pub use template::{
     Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,

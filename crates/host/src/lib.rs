@@ -29,8 +29,8 @@ pub use system::allocator::map_large_buffers;
 pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{
-    Answer, Call, CallOutput, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome, StreamTools, ToolError, Tools,
-    Worker, WorkerOutput, WorkerRequest, command,
+    Answer, Call, CallOutput, HandedProcess, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome, StreamTools,
+    ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command,
 };
 pub use system::processes::UserIdentity;
 pub use system::processes::{

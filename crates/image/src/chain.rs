@@ -278,7 +278,7 @@ impl Opener {
     /// Detects the format of a file.
     fn guess(&mut self, file: &HostFile, path: &Path, access: Access) -> Result<Format> {
         let guess = detect_format::guess(file, path)?;
-        if access == Access::Write {
+        if access.is_write() {
             guess.to_write(path)?;
         }
         if guess.is_by_content_alone {

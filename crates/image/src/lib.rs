@@ -41,7 +41,7 @@ mod operations;
 mod pipeline;
 
 pub use chain::gate::{Gate, plain_name};
-pub use chain::options::{Backing, OpenOptions};
+pub use chain::options::{Backing, Locking, OpenOptions};
 pub use error::{Error, Result};
 pub use formats::ploop::descriptor::DiskDescriptor;
 pub use formats::qcow2::bulk::BulkWriter;
@@ -64,7 +64,7 @@ pub use operations::changes::changed_on_disk;
 pub use operations::create::{create, create_bulk, plan_create};
 pub use operations::fill::{FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
 pub use operations::image::{CheckedLayer, Image, check, cut_off_files, detect, detect_to_rely_on, open, quick_check};
-pub use operations::image_mut::{ImageMut, open_mut};
+pub use operations::image_mut::{ImageLock, ImageMut, open_mut};
 pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{
     IdentityChange, NewIdentity, UnnamedChildren, children_in_folder, dependents_in_folder, plan_identity, set_identity,

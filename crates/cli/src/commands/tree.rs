@@ -211,6 +211,7 @@ mod tests {
         "mount-server",
         "image mount",
         "image mount-server",
+        "image mount-worker",
         "unmount",
         "receive",
         "peer",

@@ -70,8 +70,13 @@ impl Context {
             } else {
                 MountReaders::Owner
             },
-            events: Arc::new(ReadErrors(self.shared_console())),
+            events: self.mount_events(),
         }
+    }
+
+    /// Prints errors of reads and writes as warnings.
+    pub fn mount_events(&self) -> Arc<dyn MountEvents> {
+        Arc::new(RequestErrors(self.shared_console()))
     }
 
     /// Starts this program with `words` as a server in the background. `secret` is its first line of input.
@@ -109,6 +114,18 @@ impl Context {
     }
 }
 
+/// Called by the worker of a server in the background. A program that reads the output of the command until its end
+/// would otherwise wait for the end of the worker.
+pub fn leave_stderr() -> Result<(), Error> {
+    let log = || File::options().write(true).open(NO_LOG);
+    let leave = || log().and_then(|log| Ok(rustix::stdio::dup2_stderr(log)?));
+    leave().map_err(|source| Error::File {
+        action: "write",
+        path: NO_LOG.into(),
+        source,
+    })
+}
+
 /// Called by a server in the background: reports that the files can be read, and detaches from the terminal.
 pub fn leave_terminal() -> Result<(), Error> {
     let leave = || report_ready(File::options().write(true).open(NO_LOG)?);
@@ -119,15 +136,14 @@ pub fn leave_terminal() -> Result<(), Error> {
     })
 }
 
-/// Prints errors of reads as warnings.
-struct ReadErrors(Arc<Console>);
+struct RequestErrors(Arc<Console>);
 
-impl MountEvents for ReadErrors {
+impl MountEvents for RequestErrors {
     fn open_failed(&self, file: &str, error: &std::io::Error) {
         self.0.warning(&format!("{file}: {}", error_text(error)));
     }
 
-    fn read_failed(&self, file: &str, error: &holdfast_block::Error) {
+    fn request_failed(&self, file: &str, error: &holdfast_block::Error) {
         self.0.warning(&format!("{file}: {}", error_text(error)));
     }
 }

@@ -93,8 +93,19 @@ pub struct FuseMountRequest<'a> {
     pub source: &'a str,
     /// An empty folder.
     pub folder: &'a Path,
-    /// Which users can read it.
+    /// Which users can use it.
     pub readers: MountReaders,
+    /// Whether it can be written.
+    pub access: MountAccess,
+}
+
+/// Whether a mounted file system can be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MountAccess {
+    /// Not even by root.
+    ReadOnly,
+    /// As the modes of its files allow it.
+    Writable,
 }
 
 /// How to unmount.
@@ -106,7 +117,7 @@ pub enum UnmountMode {
     Detach,
 }
 
-/// Mounts a read-only file system. Returns its device, on which it must be served; without a server, programs that
+/// Mounts a file system. Returns its device, on which it must be served; without a server, programs that
 /// access the folder wait.
 pub fn mount_fuse(request: &FuseMountRequest<'_>) -> Result<OwnedFd, FuseMountError> {
     match mount_directly(request) {
@@ -144,7 +155,10 @@ fn mount_directly(request: &FuseMountRequest<'_>) -> Result<OwnedFd, FuseMountEr
         rustix::process::getegid().as_raw()
     );
     let options = CString::new(options).map_err(|error| failed(error.into()))?;
-    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    let mut flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+    if request.access == MountAccess::ReadOnly {
+        flags |= MountFlags::RDONLY;
+    }
     rustix::mount::mount(request.source, request.folder, FILE_SYSTEM_TYPE, flags, &*options)
         .map_err(|errno| failed(errno.into()))?;
     Ok(device)
@@ -160,7 +174,12 @@ fn mount_by_helper(request: &FuseMountRequest<'_>) -> Result<OwnedFd, FuseMountE
         MountReaders::Everyone => ",allow_other",
     };
     let source = escaped(request.source);
-    let options = format!("ro,nosuid,nodev,noexec,default_permissions,subtype={SUBTYPE},fsname={source}{readers}");
+    let access = match request.access {
+        MountAccess::ReadOnly => "ro",
+        MountAccess::Writable => "rw",
+    };
+    let options =
+        format!("{access},nosuid,nodev,noexec,default_permissions,subtype={SUBTYPE},fsname={source}{readers}");
     for program in HELPERS {
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(|errno| failed(errno.into()))?;

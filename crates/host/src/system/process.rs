@@ -10,6 +10,7 @@ mod worker;
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ExitStatus, Stdio};
@@ -88,6 +89,32 @@ impl LineProcess {
     /// Closes the standard input of the child, and waits for it to exit.
     pub fn close(mut self) -> std::io::Result<()> {
         drop(self.input.take());
+        self.child.wait().map(drop)
+    }
+}
+
+/// A child process that gets two files of this process as its standard input and output. It continues when this process
+/// ends.
+pub struct HandedProcess {
+    child: Child,
+}
+
+impl HandedProcess {
+    /// Starts a program, which inherits standard error.
+    pub fn start(program: &OsString, arguments: &[OsString], input: OwnedFd, output: OwnedFd) -> std::io::Result<Self> {
+        let mut command = command(program);
+        let child = command.args(arguments).stdin(input).stdout(output).spawn()?;
+        Ok(Self { child })
+    }
+
+    /// How it ended; none while it runs.
+    pub fn status(&mut self) -> std::io::Result<Option<ExitStatus>> {
+        self.child.try_wait()
+    }
+
+    /// Kills it, and waits for its end.
+    pub fn kill(&mut self) -> std::io::Result<()> {
+        self.child.kill()?;
         self.child.wait().map(drop)
     }
 }

@@ -21,6 +21,18 @@ pub struct OpenOptions {
     pub data_file: Option<PathBuf>,
     /// Whether backing files are opened.
     pub backing: Backing,
+    /// Whether an image that is opened for writing is locked.
+    pub locking: Locking,
+}
+
+/// Whether an image that is opened for writing is locked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Locking {
+    /// It is locked, so no other process can write it.
+    #[default]
+    Lock,
+    /// Another process holds an [`ImageLock`](crate::ImageLock) for this one.
+    HeldElsewhere,
 }
 
 /// Whether backing files are opened.

@@ -23,6 +23,8 @@ pub(crate) enum Access {
     Read,
     /// Reading and writing, with a lock that keeps other writers (also QEMU) away.
     Write,
+    /// The same without a lock, which another process holds for this one.
+    WriteUnlocked,
 }
 
 /// An open regular file or block device.
@@ -109,7 +111,7 @@ impl HostFile {
             kind,
             read_bytes: match access {
                 Access::Read => metadata.len(),
-                Access::Write => 0,
+                Access::Write | Access::WriteUnlocked => 0,
             },
         })
     }
@@ -147,12 +149,16 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
 }
 
 impl Access {
+    pub(crate) fn is_write(self) -> bool {
+        self != Self::Read
+    }
+
     fn flags(self) -> OFlags {
         // NONBLOCK: a FIFO in place of an image must not hang the open; files and block devices ignore it.
         let common = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         match self {
             Self::Read => OFlags::RDONLY | common,
-            Self::Write => OFlags::RDWR | common,
+            Self::Write | Self::WriteUnlocked => OFlags::RDWR | common,
         }
     }
 }

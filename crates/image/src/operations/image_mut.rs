@@ -7,7 +7,8 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult};
 
 use crate::allocation_table::writer::TableMut;
-use crate::chain::{OpenLayer, open_chain, stack};
+use crate::chain::options::Locking;
+use crate::chain::{OpenLayer, OpenedFile, open_chain, stack};
 use crate::file::Access;
 use crate::formats::qcow2::writer::Qcow2Mut;
 use crate::formats::raw::RawImageMut;
@@ -18,7 +19,11 @@ use crate::{Error, OpenOptions, Result};
 ///
 /// Fails if another process has it open, or if it is truncated, marked as corrupt, or may have wrong refcounts.
 pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
-    let mut chain = open_chain(path, options, Access::Write)?;
+    let access = match options.locking {
+        Locking::Lock => Access::Write,
+        Locking::HeldElsewhere => Access::WriteUnlocked,
+    };
+    let mut chain = open_chain(path, options, access)?;
     if let Some(tree) = &chain.tree {
         tree.check_writable()?;
     }
@@ -42,6 +47,25 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
         infos,
         notes: chain.notes,
     })
+}
+
+/// A lock of an image, as [`open_mut`] takes it, for the processes that a process starts: they open the image with
+/// [`Locking::HeldElsewhere`]. No other program can use the image between two of them.
+pub struct ImageLock {
+    _image: OpenedFile,
+}
+
+impl ImageLock {
+    /// Locks an image.
+    ///
+    /// # Errors
+    /// Those of [`open_mut`].
+    pub fn take(path: &Path, options: &OpenOptions) -> Result<Self> {
+        let mut chain = open_chain(path, options, Access::Write)?;
+        Ok(Self {
+            _image: chain.files.remove(0),
+        })
+    }
 }
 
 /// An image that is open for writing.

@@ -4,11 +4,16 @@
 mod server;
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use holdfast_block::Clock as _;
 use holdfast_engine::{MountContent, SnapshotName};
 use holdfast_host::fuse_mount::{UnmountMode, is_fuse_mount, unmount_fuse};
 use holdfast_host::provider::{self, Mounts};
+use holdfast_host::{ProcessInfo, processes_named};
 use serde::Serialize;
 
 pub(super) use self::server::MountServerArgs;
@@ -193,7 +198,9 @@ fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
     let folder = mount_point(&args.folder)?;
     let mounts = Mounts::read().map_err(holdfast_engine::Error::from)?;
     if is_fuse_mount(&folder, &mounts) {
+        flush(&folder)?;
         unmount_fuse(&folder, UnmountMode::Unused).map_err(holdfast_engine::Error::from)?;
+        wait_for_server(&folder, context);
     } else {
         let (tools, providers) = (datasets::tools(context), datasets::providers(context));
         provider::unmount(&*tools, providers.zfs(), &folder).map_err(holdfast_engine::Error::from)?;
@@ -204,4 +211,43 @@ fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
         snapshot_count: None,
         folder: folder.display().to_string(),
     })
+}
+
+/// Makes the writes to a mounted image durable. After the folder is unmounted, no program would notice an error.
+///
+/// The files of a server that has ended cannot be flushed.
+fn flush(folder: &Path) -> Result<(), Error> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries {
+        let is_writable = entry
+            .metadata()
+            .is_ok_and(|metadata| metadata.is_file() && metadata.mode() & 0o200 != 0);
+        if !is_writable {
+            continue;
+        }
+        let path = entry.path();
+        let flushed = File::open(&path).and_then(|file| file.sync_all());
+        flushed.map_err(|source| Error::File {
+            action: "flush",
+            path,
+            source,
+        })?;
+    }
+    Ok(())
+}
+
+/// How long the server may take to close the image.
+const SERVER_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until the server in the background has ended, so that another program can use the image.
+fn wait_for_server(folder: &Path, context: &Context) {
+    let is_server = |process: &ProcessInfo| {
+        let words = &process.arguments;
+        words.iter().any(|word| word == "mount-server") && words.iter().any(|word| Path::new(word) == folder)
+    };
+    let is_running = || processes_named(crate::PROGRAM).is_some_and(|all| all.iter().any(is_server));
+    let deadline = context.clock().now() + SERVER_PATIENCE;
+    while is_running() && context.clock().now() < deadline {
+        context.clock().sleep(Duration::from_millis(20));
+    }
 }

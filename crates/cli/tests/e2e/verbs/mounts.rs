@@ -1,12 +1,13 @@
 //! Snapshots of a repository as files.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
 use std::os::unix::fs::{FileExt as _, PermissionsExt};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
@@ -478,4 +479,185 @@ fn an_image_is_mounted_with_its_backing_images() {
         rig.error(1, &["image", "mount", "absent.qcow2", text(&point.0)]).0,
         "io"
     );
+}
+
+/// A mounted image and an ext4 file system in its disk, which is mounted too.
+struct MountedFileSystem {
+    rig: Rig,
+    image: String,
+    inside: MountPoint,
+    point: MountPoint,
+    supervisor: Child,
+}
+
+impl MountedFileSystem {
+    fn new(format: &str) -> Self {
+        let rig = Rig::empty();
+        rig.write("content/first", b"content");
+        let (content, raw) = (rig.path("content"), rig.path("web1.raw"));
+        let words = ["-q", "-d", text(&content), text(&raw), "64M"];
+        system("mkfs.ext4", &words).unwrap();
+        let image = format!("image.{format}");
+        rig.ok(&["image", "convert", "web1.raw", &image]);
+        let (point, inside) = (MountPoint::new(&rig, "mnt"), MountPoint::new(&rig, "inside"));
+        let words = ["image", "mount", "--writable", "--foreground", &image, text(&point.0)];
+        let mut supervisor = rig.command(&words).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(supervisor.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert!(line.ends_with(", writable\n"), "{line}");
+        let disk = point.path("image.raw");
+        system("mount", &["-o", "loop", text(&disk), text(&inside.0)]).unwrap();
+        Self {
+            rig,
+            image,
+            inside,
+            point,
+            supervisor,
+        }
+    }
+
+    /// Kills the worker, the only child of the supervisor.
+    fn kill_worker(&self) {
+        let id = self.supervisor.id();
+        let children = format!("/proc/{id}/task/{id}/children");
+        let children = std::fs::read_to_string(children).unwrap();
+        let worker = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+        kill_process(worker, Signal::KILL).unwrap();
+    }
+
+    /// Unmounts, and returns the warnings.
+    fn close(self) -> (Rig, String, String) {
+        system("umount", &[text(&self.inside.0)]).unwrap();
+        self.rig.ok(&["unmount", text(&self.point.0)]);
+        let output = self.supervisor.wait_with_output().unwrap();
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{}", stderr(&output));
+        let messages = stderr(&output);
+        drop((self.inside, self.point));
+        (self.rig, self.image, messages)
+    }
+}
+
+/// Whether the kernel sends unanswered requests again (Linux 6.9).
+fn kernel_has_resend() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 9)
+}
+
+/// The programs above see no error, and the file system and all files are whole.
+fn survives_kills(format: &str) {
+    if !kernel_has_resend() {
+        return;
+    }
+    let mounted = MountedFileSystem::new(format);
+    let clock = SystemClock::new();
+    let is_done = AtomicBool::new(false);
+    let written = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut count = 0;
+            while !is_done.load(Ordering::SeqCst) {
+                let bytes = noise(150_000, count);
+                let mut file = File::create(mounted.inside.path(&format!("file{}", count % 100))).unwrap();
+                file.write_all(&bytes).unwrap();
+                if count % 3 == 0 {
+                    file.sync_all().unwrap();
+                }
+                count += 1;
+            }
+            count
+        });
+        for _ in 0..8 {
+            clock.sleep(Duration::from_millis(300));
+            mounted.kill_worker();
+        }
+        clock.sleep(Duration::from_millis(300));
+        is_done.store(true, Ordering::SeqCst);
+        writer.join().unwrap()
+    });
+    assert!(written > 100, "{written}");
+    let newest: Vec<(String, u64)> = (written.saturating_sub(100)..written)
+        .map(|count| (format!("file{}", count % 100), count))
+        .collect();
+    for (name, count) in &newest {
+        assert!(mounted.inside.read(name) == noise(150_000, *count), "{name} of {count}");
+    }
+    let (rig, image, messages) = mounted.close();
+    assert_eq!(messages.matches("another one continues").count(), 8, "{messages}");
+    // Without the caches of the kernel.
+    rig.ok(&["image", "convert", &image, "after.raw", "--force"]);
+    system("fsck.ext4", &["-fn", text(&rig.path("after.raw"))]).unwrap();
+    let inside = MountPoint::new(&rig, "inside");
+    let words = ["-o", "ro,loop", text(&rig.path("after.raw")), text(&inside.0)].map(str::to_owned);
+    system("mount", &words.each_ref().map(String::as_str)).unwrap();
+    for (name, count) in &newest {
+        assert!(inside.read(name) == noise(150_000, *count), "{name} of {count}");
+    }
+    // Clusters that were allocated by a killed worker may be left over.
+    let check = rig.run(&["image", "check", &image, "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&check.stdout).unwrap();
+    assert_eq!(report["report"]["corruption_count"], 0, "{report}");
+}
+
+#[test]
+fn a_file_system_in_a_qcow2_survives_kills_of_its_server() {
+    survives_kills("qcow2");
+}
+
+#[test]
+fn a_file_system_in_a_vdi_survives_kills_of_its_server() {
+    survives_kills("vdi");
+}
+
+#[test]
+fn a_mounted_image_is_written_and_locked() {
+    let rig = Rig::empty();
+    rig.write("web1.raw", &noise(MIB, 1));
+    rig.ok(&["image", "convert", "web1.raw", "web1.qcow2"]);
+    let point = MountPoint::new(&rig, "mnt");
+    let words = ["image", "mount", "--writable", "web1.qcow2", text(&point.0)];
+    let report = rig.report(&words);
+    assert_eq!(report["is_writable"], true);
+    let second = MountPoint::new(&rig, "second");
+    for words in [
+        &["image", "mount", "--writable", "web1.qcow2", text(&second.0)][..],
+        &["image", "resize", "web1.qcow2", "2M"],
+    ] {
+        assert_eq!(rig.error(4, words).0, "locked", "{words:?}");
+    }
+    let bytes = noise(MIB, 2);
+    let file = File::options().write(true).open(point.path("web1.raw")).unwrap();
+    file.write_all_at(&bytes, 0).unwrap();
+    // A file of fixed size.
+    assert!(file.write_all_at(b"x", MIB as u64).is_err());
+    assert!(file.set_len(0).is_err());
+    drop(file);
+    rig.ok(&["unmount", text(&point.0)]);
+    // The server has ended, so the image is free at once.
+    rig.ok(&["image", "convert", "web1.qcow2", "after.raw"]);
+    assert!(rig.read("after.raw") == bytes);
+    rig.ok(&["image", "resize", "web1.qcow2", "2M"]);
+}
+
+/// Data that was written before is in the image.
+#[test]
+fn an_interrupted_mount_is_served_until_it_is_unused() {
+    let mounted = MountedFileSystem::new("qcow2");
+    std::fs::write(mounted.inside.path("late"), b"late").unwrap();
+    kill_process(Pid::from_child(&mounted.supervisor), Signal::INT).unwrap();
+    wait_for("the mount is detached", || !mounted.point.is_mounted());
+    std::fs::write(mounted.inside.path("later"), b"later").unwrap();
+    system("umount", &[text(&mounted.inside.0)]).unwrap();
+    let output = mounted.supervisor.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("are served until the programs close them"));
+    let rig = &mounted.rig;
+    rig.ok(&["image", "convert", "image.qcow2", "after.raw"]);
+    system(
+        "mount",
+        &["-o", "ro,loop", text(&rig.path("after.raw")), text(&mounted.inside.0)],
+    )
+    .unwrap();
+    assert_eq!(mounted.inside.read("later"), b"later");
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice};
+use holdfast_block::{BlockDeviceMut as _, MemoryDevice};
 use holdfast_repo::{DiskRecord, Repository, SnapshotId};
 use holdfast_serve::fuse::FileContent;
+use holdfast_serve::nbd::ExportDevice;
 
 /// A disk or a stream of a snapshot.
 pub(super) struct RecordContent {
@@ -22,8 +23,8 @@ impl FileContent for RecordContent {
         format!("{}:{}", self.snapshot.short(), self.record.name)
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
-        Ok(Arc::new(self.repository.device(&self.record)))
+    fn open(&self) -> std::io::Result<ExportDevice> {
+        Ok(ExportDevice::ReadOnly(Arc::new(self.repository.device(&self.record))))
     }
 }
 
@@ -42,9 +43,9 @@ impl FileContent for TextContent {
         self.identity.clone()
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
+    fn open(&self) -> std::io::Result<ExportDevice> {
         let device = MemoryDevice::new(self.size_bytes());
         device.write_at(&self.text, 0).map_err(std::io::Error::other)?;
-        Ok(Arc::new(device))
+        Ok(ExportDevice::ReadOnly(Arc::new(device)))
     }
 }

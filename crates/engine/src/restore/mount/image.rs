@@ -8,6 +8,7 @@ use std::time::Duration;
 use holdfast_block::BlockDevice;
 use holdfast_image::{Format, OpenOptions};
 use holdfast_serve::fuse::{Directory, FileContent, FuseServer, TreeEntry};
+use holdfast_serve::nbd::ExportDevice;
 
 use super::{LOOK_INTERVAL, MountPlace};
 use crate::image::source::OpenSource;
@@ -25,6 +26,17 @@ pub struct MountedImage {
     pub format: Format,
     /// Size of the disk in bytes.
     pub size_bytes: u64,
+}
+
+impl MountedImage {
+    pub(super) fn of(path: &Path, format: Format, size_bytes: u64) -> Self {
+        let stem = path.file_stem().unwrap_or(path.as_os_str());
+        Self {
+            file: format!("{}.raw", stem.to_string_lossy()),
+            format,
+            size_bytes,
+        }
+    }
 }
 
 /// An image that can be mounted. It is not changed.
@@ -47,13 +59,8 @@ impl ImageMount {
 
     /// What a mount shows.
     pub fn content(&self) -> MountedImage {
-        let path = &self.image.canonical;
-        let stem = path.file_stem().unwrap_or(path.as_os_str());
-        MountedImage {
-            file: format!("{}.raw", stem.to_string_lossy()),
-            format: self.image.format,
-            size_bytes: self.image.device.size_bytes(),
-        }
+        let size_bytes = self.image.device.size_bytes();
+        MountedImage::of(&self.image.canonical, self.image.format, size_bytes)
     }
 
     /// Mounts the disk until it is unmounted, which is the normal end, or until the job is interrupted. `ready` is called
@@ -115,7 +122,7 @@ impl FileContent for ImageContent {
         self.name.clone()
     }
 
-    fn open(&self) -> std::io::Result<Arc<dyn BlockDevice>> {
-        Ok(Arc::clone(&self.device))
+    fn open(&self) -> std::io::Result<ExportDevice> {
+        Ok(ExportDevice::ReadOnly(Arc::clone(&self.device)))
     }
 }

@@ -5,18 +5,21 @@ mod image;
 mod names;
 mod snapshots;
 mod tree;
+mod writable;
 
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_host::fuse_mount::{
-    FuseMountError, FuseMountRequest, MountReaders, UnmountMode, mount_fuse, unmount_fuse,
+    FuseMountError, FuseMountRequest, MountAccess, MountReaders, UnmountMode, mount_fuse, unmount_fuse,
 };
-use holdfast_serve::fuse::{Directory, FileTree, FuseServer, MountEvents, Owner};
+use holdfast_serve::fuse::{Directory, FileAccess, FileTree, FuseServer, MountEvents, Owner, SessionStart};
 
 pub use self::image::{ImageMount, MountedImage};
 pub use self::snapshots::{MountContent, MountRequest, MountedContent, mount};
+pub use self::writable::{ImageWorkerRequest, WorkerLauncher, WritableImageMount, serve_writable_image};
 use crate::job::{Error, Job, Result};
 
 /// The interval between two checks for the end of the mount.
@@ -37,25 +40,40 @@ pub struct MountPlace {
 }
 
 impl MountPlace {
-    /// Mounts files, and serves them while `watch` runs. It returns when they are unmounted or the job is interrupted.
-    fn serve(&self, root: &Directory, job: Job<'_>, watch: &mut dyn FnMut(&FuseServer, &FileTree)) -> Result<()> {
-        let owner = Owner {
-            user: rustix::process::geteuid().as_raw(),
-            group: rustix::process::getegid().as_raw(),
-        };
-        let tree = Arc::new(FileTree::new(root, owner));
+    /// Mounts a file system, which must then be served with the returned device.
+    fn mount(&self, access: FileAccess) -> Result<(Mount<'_>, OwnedFd)> {
         let device = mount_fuse(&FuseMountRequest {
             source: &self.source,
             folder: &self.folder,
             readers: self.readers,
+            access: match access {
+                FileAccess::ReadOnly => MountAccess::ReadOnly,
+                FileAccess::Writable => MountAccess::Writable,
+            },
         })?;
         let mount = Mount {
             folder: &self.folder,
             is_mounted: true,
         };
-        let server = FuseServer::start(device, Arc::clone(&tree), Arc::clone(&self.events)).map_err(Error::Serve)?;
+        Ok((mount, device))
+    }
+
+    /// Mounts files, and serves them while `watch` runs. It returns when they are unmounted or the job is interrupted.
+    fn serve(&self, root: &Directory, job: Job<'_>, watch: &mut dyn FnMut(&FuseServer, &FileTree)) -> Result<()> {
+        let tree = Arc::new(FileTree::new(root, owner_of_process()));
+        let (mount, device) = self.mount(FileAccess::ReadOnly)?;
+        let server = FuseServer::start(device, Arc::clone(&tree), Arc::clone(&self.events), SessionStart::New)
+            .map_err(Error::Serve)?;
         watch(&server, &tree);
         mount.end(&server, job)
+    }
+}
+
+/// Files belong to the user who mounts them.
+fn owner_of_process() -> Owner {
+    Owner {
+        user: rustix::process::geteuid().as_raw(),
+        group: rustix::process::getegid().as_raw(),
     }
 }
 
@@ -66,6 +84,11 @@ struct Mount<'a> {
 }
 
 impl Mount<'_> {
+    /// Called when the folder is unmounted.
+    fn unmounted(mut self) {
+        self.is_mounted = false;
+    }
+
     /// Unmounts the folder, if the user has not done that, and waits for pending reads.
     fn end(mut self, server: &FuseServer, job: Job<'_>) -> Result<()> {
         self.is_mounted = false;

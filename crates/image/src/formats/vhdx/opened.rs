@@ -40,7 +40,7 @@ impl OpenedVhdx {
         let mut header = VhdxHeader::load(&*file, image)?;
         let mut replayed = ReplayedFile::load(Arc::clone(&file), &header, image)?;
         let has_log = replayed.is_some();
-        if access == Access::Write
+        if access.is_write()
             && let Some(replayed) = replayed.take()
         {
             replayed.store(&mut header, image)?;

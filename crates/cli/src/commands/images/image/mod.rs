@@ -42,12 +42,14 @@ verbs! {
         "resize" => Resize(resize::ResizeArgs),
         /// Show or change the identity (UUID) of an image
         "identity" => Identity(identity::IdentityArgs),
-        /// Mount the disk of an image as a raw file, read-only
+        /// Mount the disk of an image as a raw file
         "mount" => Mount(mount::ImageMountArgs),
     }
     internal {
         /// Serve the disk of a mounted image
         "mount-server" => MountServer(mount::ImageMountServerArgs),
+        /// Serve the disk of an image that is mounted for writing
+        "mount-worker" => MountWorker(mount::ImageMountWorkerArgs),
     }
 }
 
