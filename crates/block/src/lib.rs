@@ -44,8 +44,8 @@ pub use error::{Error, Result};
 pub use error_text::{error_messages, error_text};
 pub use extent::{Extent, ExtentKind, ExtentList};
 pub use file::{
-    Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint, rename_durably, replace_file,
-    sync_folder_of,
+    Access, DirectPath, FileChange, FileDevice, FileDeviceMut, FileLock, IoMode, LockOutcome, ReadHint, lock_file,
+    rename_durably, replace_file, sync_folder_of,
 };
 pub use lru::LruCache;
 pub use memory::MemoryDevice;
