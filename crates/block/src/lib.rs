@@ -18,6 +18,7 @@ mod error;
 mod error_text;
 mod extent;
 mod file;
+mod flush_rounds;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
@@ -47,6 +48,7 @@ pub use file::{
     Access, DirectPath, FileChange, FileDevice, FileDeviceMut, FileLock, IoMode, LockOutcome, ReadHint, lock_file,
     rename_durably, replace_file, sync_folder_of,
 };
+pub use flush_rounds::{FlushRounds, FlushTicket};
 pub use lru::LruCache;
 pub use memory::MemoryDevice;
 pub use ordered_pool::{OrderedResults, Threads};
