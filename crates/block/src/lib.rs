@@ -65,7 +65,7 @@ pub use testing::{
     trace::{TraceRing, TraceSink, TracedDevice},
 };
 pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};
-pub use track::TrackedDevice;
+pub use track::{CleanEpoch, TrackedDevice};
 pub use zero::is_zero;
 
 /// Converts a byte count to an index; lossless, because only 64-bit targets are supported.
