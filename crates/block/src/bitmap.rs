@@ -7,6 +7,7 @@
 
 mod encoding;
 mod pages;
+mod shared_marks;
 
 use std::ops::Range;
 
@@ -15,6 +16,7 @@ use crate::{Error, Result};
 
 pub use encoding::BITMAP_VERSION;
 use pages::BitPages;
+pub(crate) use shared_marks::SharedMarks;
 
 /// Finest granularity: a sector.
 const GRANULARITY_BYTES_MIN: u64 = 512;
@@ -35,26 +37,10 @@ impl DirtyBitmap {
     ///
     /// `granularity_bytes` is a power of two, at least 512, and large enough that 2^32 bits cover the device.
     pub fn new(size_bytes: u64, granularity_bytes: u64) -> Result<Self> {
-        if !granularity_bytes.is_power_of_two() || granularity_bytes < GRANULARITY_BYTES_MIN {
-            return Err(Error::Unsupported {
-                what: "bitmap granularity",
-                detail: format!("{granularity_bytes} bytes is not a power of two of at least {GRANULARITY_BYTES_MIN}"),
-            });
-        }
-        let bit_count = size_bytes.div_ceil(granularity_bytes);
-        if bit_count > BIT_COUNT_MAX {
-            return Err(Error::Unsupported {
-                what: "bitmap granularity",
-                detail: format!(
-                    "{granularity_bytes} bytes is too fine for a device of {size_bytes} bytes, choose at least {}",
-                    size_bytes.div_ceil(BIT_COUNT_MAX).next_power_of_two()
-                ),
-            });
-        }
         Ok(Self {
             size_bytes,
             granularity_bytes,
-            pages: BitPages::new(bit_count),
+            pages: BitPages::new(bit_count(size_bytes, granularity_bytes)?),
         })
     }
 
@@ -71,8 +57,8 @@ impl DirtyBitmap {
     /// Marks `range`, rounded outwards; the part after the end of the device is ignored.
     pub fn set(&mut self, range: Range<u64>) {
         if range_length(&range) > 0 && range.start < self.size_bytes {
-            let end = range.end.min(self.size_bytes).div_ceil(self.granularity_bytes);
-            self.pages.set(range.start / self.granularity_bytes..end);
+            self.pages
+                .set(outer_bits(&range, self.size_bytes, self.granularity_bytes));
         }
     }
 
@@ -181,6 +167,32 @@ impl DirtyBitmap {
     fn byte_at(&self, bit: u64) -> u64 {
         bit.saturating_mul(self.granularity_bytes).min(self.size_bytes)
     }
+}
+
+/// The number of bits for a device; fails if the granularity is invalid or too fine.
+fn bit_count(size_bytes: u64, granularity_bytes: u64) -> Result<u64> {
+    if !granularity_bytes.is_power_of_two() || granularity_bytes < GRANULARITY_BYTES_MIN {
+        return Err(Error::Unsupported {
+            what: "bitmap granularity",
+            detail: format!("{granularity_bytes} bytes is not a power of two of at least {GRANULARITY_BYTES_MIN}"),
+        });
+    }
+    let bit_count = size_bytes.div_ceil(granularity_bytes);
+    if bit_count > BIT_COUNT_MAX {
+        return Err(Error::Unsupported {
+            what: "bitmap granularity",
+            detail: format!(
+                "{granularity_bytes} bytes is too fine for a device of {size_bytes} bytes, choose at least {}",
+                size_bytes.div_ceil(BIT_COUNT_MAX).next_power_of_two()
+            ),
+        });
+    }
+    Ok(bit_count)
+}
+
+/// The bits of `range`, rounded outwards, up to the end of the device.
+fn outer_bits(range: &Range<u64>, size_bytes: u64, granularity_bytes: u64) -> Range<u64> {
+    range.start / granularity_bytes..range.end.min(size_bytes).div_ceil(granularity_bytes)
 }
 
 /// The marked ranges of a [`DirtyBitmap`], in bytes.

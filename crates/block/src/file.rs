@@ -7,6 +7,7 @@
 mod direct;
 mod extents;
 mod io;
+mod lock;
 mod open;
 mod replace;
 mod space;
@@ -24,6 +25,7 @@ use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
 pub use direct::{Access, DirectPath};
+pub use lock::{FileLock, LockOutcome, lock_file};
 use open::OpenFile;
 pub use replace::{rename_durably, replace_file, sync_folder_of};
 pub use stamp::FileChange;

@@ -18,6 +18,7 @@ mod error;
 mod error_text;
 mod extent;
 mod file;
+mod flush_rounds;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
@@ -45,9 +46,10 @@ pub use error::{Error, Result};
 pub use error_text::{error_messages, error_text};
 pub use extent::{Extent, ExtentKind, ExtentList};
 pub use file::{
-    Access, DirectPath, FileChange, FileDevice, FileDeviceMut, IoMode, ReadHint, rename_durably, replace_file,
-    sync_folder_of,
+    Access, DirectPath, FileChange, FileDevice, FileDeviceMut, FileLock, IoMode, LockOutcome, ReadHint, lock_file,
+    rename_durably, replace_file, sync_folder_of,
 };
+pub use flush_rounds::{FlushRounds, FlushTicket};
 pub use logged::{LoggedDevice, ReplayReport, WriteLog};
 pub use lru::LruCache;
 pub use memory::MemoryDevice;
@@ -65,7 +67,7 @@ pub use testing::{
     trace::{TraceRing, TraceSink, TracedDevice},
 };
 pub use throttle::{Throttle, ThrottleLimits, ThrottledDevice};
-pub use track::TrackedDevice;
+pub use track::{CleanEpoch, TrackedDevice};
 pub use zero::is_zero;
 
 /// Converts a byte count to an index; lossless, because only 64-bit targets are supported.

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
 use crate::device::range_length;
-use crate::{BlockDevice, BlockDeviceMut, Error, ExtentKind, ExtentList, Result, to_usize};
+use crate::{BlockDevice, BlockDeviceMut, Error, ExtentKind, ExtentList, FlushRounds, Result, to_usize};
 
 pub use commit::CommitReport;
 pub use header::{BackingId, OVERLAY_VERSION, OverlayInfo, OverlayOptions, OverlayState};
@@ -37,9 +37,9 @@ pub struct OverlayDevice<B, S> {
     geometry: Geometry,
     backing_id: BackingId,
     state: OverlayState,
-    // Lock order: flushing, allocation, map. The lock of the map is never held during a request to a device.
-    /// Held while the map is written, so that an older map sector never follows a newer one.
-    flushing: Mutex<()>,
+    /// Writes of the map, one at a time, so that an older map sector never follows a newer one.
+    rounds: FlushRounds,
+    // Lock order: allocation, map. The lock of the map is never held during a request to a device.
     /// Held while clusters change their state, so that two writers do not fill one cluster from the backing at the same
     /// time.
     allocation: Mutex<()>,
@@ -86,7 +86,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> OverlayDevice<B, S> {
             geometry: header.geometry,
             backing_id: header.backing_id,
             state: header.state,
-            flushing: Mutex::default(),
+            rounds: FlushRounds::new(),
             allocation: Mutex::default(),
             map: RwLock::new(map),
         }
@@ -293,8 +293,7 @@ impl<B: BlockDevice, S: BlockDeviceMut> BlockDeviceMut for OverlayDevice<B, S> {
     }
 
     fn flush(&self) -> Result<()> {
-        let _flushing = lock(&self.flushing);
-        self.flush_map()
+        self.rounds.flush(|| self.flush_map())
     }
 }
 

@@ -1,34 +1,51 @@
-//! Records every change of a device in a dirty bitmap.
+//! Records which parts of a device change.
 //!
-//! A range is marked *before* the write, so that the bitmap never misses a change after a crash, and again *after* it:
-//! a copy that takes the bitmap while a write is in progress may copy the old bytes, and must find the range in the
-//! next bitmap.
+//! A range is marked *before* the write, so that the marks never miss a change after a crash, and again *after* it: a
+//! copy that takes the marks while a write is in progress may copy the old bytes, and must find the range in the next
+//! marks.
+//!
+//! The marks form generations. [`TrackedDevice::take`] ends the current one and starts the next, so a copy cannot clear
+//! a mark after it has read the bytes: it takes a generation first, and then reads what that generation marks. Threads
+//! mark a generation at the same time, without waiting for each other.
 
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{PoisonError, RwLock};
 
+use crate::bitmap::SharedMarks;
 use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, DirtyBitmap, Error, ExtentList, Result};
 
-/// A device whose writes, zeroings and trims are marked in a [`DirtyBitmap`].
+/// A device whose writes, zeroings and trims are marked.
 #[derive(Debug)]
 pub struct TrackedDevice<D> {
     device: D,
-    dirty: Mutex<DirtyBitmap>,
+    /// The current generation. The lock is shared for marking, and exclusive only to exchange the generation.
+    marks: RwLock<SharedMarks>,
+    /// Number of changes that began, and of those that ended, successfully or not.
+    begun: AtomicU64,
+    ended: AtomicU64,
 }
 
+/// A moment at which a [`TrackedDevice`] had no marks and no change was in progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CleanEpoch(u64);
+
 impl<D: BlockDeviceMut> TrackedDevice<D> {
-    /// Tracks changes of `device` from now on, at `granularity_bytes`.
+    /// Tracks changes of `device` from now on. A mark covers `granularity_bytes`, with the limits of
+    /// [`DirtyBitmap::new`].
     pub fn new(device: D, granularity_bytes: u64) -> Result<Self> {
-        let dirty = DirtyBitmap::new(device.size_bytes(), granularity_bytes)?;
+        let marks = SharedMarks::new(device.size_bytes(), granularity_bytes)?;
         Ok(Self {
             device,
-            dirty: Mutex::new(dirty),
+            marks: RwLock::new(marks),
+            begun: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
         })
     }
 
-    /// Tracks changes of `device` in the existing bitmap `dirty`, which must be for a device of the same size.
-    pub fn with_bitmap(device: D, dirty: DirtyBitmap) -> Result<Self> {
+    /// Tracks changes of `device` in addition to those in `dirty`, which must be for a device of the same size.
+    pub fn with_bitmap(device: D, dirty: &DirtyBitmap) -> Result<Self> {
         if dirty.size_bytes() != device.size_bytes() {
             return Err(Error::Unsupported {
                 what: "tracking",
@@ -39,45 +56,67 @@ impl<D: BlockDeviceMut> TrackedDevice<D> {
                 ),
             });
         }
-        Ok(Self {
-            device,
-            dirty: Mutex::new(dirty),
-        })
+        let tracked = Self::new(device, dirty.granularity_bytes())?;
+        for range in dirty {
+            tracked.mark(range);
+        }
+        Ok(tracked)
     }
 
-    /// A copy of the bitmap.
-    pub fn dirty(&self) -> DirtyBitmap {
-        self.lock().clone()
+    /// A copy of the marks of the current generation.
+    pub fn peek(&self) -> DirtyBitmap {
+        self.marks.read().unwrap_or_else(PoisonError::into_inner).to_bitmap()
     }
 
-    /// Takes the bitmap of all changes up to now; later changes are recorded in a new bitmap.
-    pub fn take_dirty(&self) -> DirtyBitmap {
-        let mut dirty = self.lock();
-        let fresh = DirtyBitmap::new(dirty.size_bytes(), dirty.granularity_bytes())
-            .expect("these parameters made a bitmap before");
-        std::mem::replace(&mut dirty, fresh)
-    }
-
-    /// Takes the next marked range, like [`DirtyBitmap::take_next`].
-    pub fn take_next_dirty(&self, offset: u64, length_max: u64) -> Option<Range<u64>> {
-        self.lock().take_next(offset, length_max)
+    /// Takes the current generation: the marks of all changes since the last call. Later changes, and the ends of
+    /// changes in progress, are marked in the next one.
+    ///
+    /// The caller reads the marked ranges after this call, and marks again what it did not copy.
+    pub fn take(&self) -> DirtyBitmap {
+        let fresh = self.marks.read().unwrap_or_else(PoisonError::into_inner).fresh();
+        let taken = {
+            let mut marks = self.marks.write().unwrap_or_else(PoisonError::into_inner);
+            std::mem::replace(&mut *marks, fresh)
+        };
+        taken.into_bitmap()
     }
 
     /// Marks a range again that was taken but not copied.
     pub fn mark(&self, range: Range<u64>) {
-        self.lock().set(range);
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.mark_once(range);
+        self.ended.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn lock(&self) -> MutexGuard<'_, DirtyBitmap> {
-        self.dirty.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The present moment, if the current generation has no marks and no change is in progress.
+    ///
+    /// A copy that has copied all generations that it took is then complete, as long as
+    /// [`is_still_clean`](Self::is_still_clean).
+    pub fn clean_epoch(&self) -> Option<CleanEpoch> {
+        let ended = self.ended.load(Ordering::SeqCst);
+        let is_clean = self.marks.read().unwrap_or_else(PoisonError::into_inner).is_clean();
+        // Equal numbers: when the first was read, no change was in progress, and none began until the second was.
+        let begun = self.begun.load(Ordering::SeqCst);
+        (is_clean && begun == ended).then_some(CleanEpoch(begun))
+    }
+
+    /// Whether no change has begun since `epoch`.
+    pub fn is_still_clean(&self, epoch: CleanEpoch) -> bool {
+        self.begun.load(Ordering::SeqCst) == epoch.0
+    }
+
+    fn mark_once(&self, range: Range<u64>) {
+        self.marks.read().unwrap_or_else(PoisonError::into_inner).mark(range);
     }
 
     /// Executes `change`, which may change bytes in `range` even if it fails.
     fn tracked(&self, range: Range<u64>, change: impl FnOnce() -> Result<()>) -> Result<()> {
         self.check_bounds(range.start, range_length(&range))?;
-        self.mark(range.clone());
+        self.begun.fetch_add(1, Ordering::SeqCst);
+        self.mark_once(range.clone());
         let result = change();
-        self.mark(range);
+        self.mark_once(range);
+        self.ended.fetch_add(1, Ordering::SeqCst);
         result
     }
 }
@@ -124,6 +163,7 @@ impl<D: BlockDeviceMut> BlockDeviceMut for TrackedDevice<D> {
 #[cfg(test)]
 mod tests {
     use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::TrackedDevice;
     use crate::testing::conformance::{Conformance, test_seed};
@@ -155,7 +195,7 @@ mod tests {
                     }
                 }
             }
-            let dirty = device.take_dirty();
+            let dirty = device.take();
             assert!(dirty.dirty_bytes() < 100_000);
             for range in &dirty {
                 let mut bytes = vec![0; to_usize(range.end - range.start)];
@@ -176,7 +216,7 @@ mod tests {
         static TAKEN: OnceLock<DirtyBitmap> = OnceLock::new();
         let take_in_between: Sink = Box::new(|request| {
             if request.kind == RequestKind::Write {
-                TAKEN.set(DEVICE.get().unwrap().take_dirty()).unwrap();
+                TAKEN.set(DEVICE.get().unwrap().take()).unwrap();
             }
         });
         let device = DEVICE.get_or_init(|| {
@@ -184,7 +224,7 @@ mod tests {
         });
         device.write_at(&[1; 10], 1000).unwrap();
         assert!(TAKEN.get().unwrap().is_dirty(1000..1010));
-        assert!(device.dirty().is_dirty(1000..1010));
+        assert!(device.peek().is_dirty(1000..1010));
     }
 
     #[test]
@@ -195,14 +235,107 @@ mod tests {
         device.write_at(&[1; 10], 4090).unwrap_err();
         device.write_at(&[1; 10], u64::MAX - 3).unwrap_err();
         device.trim(4096..5000).unwrap_err();
-        assert!(device.dirty().is_clean());
+        assert!(device.peek().is_clean());
         device.write_at(&[1; 10], 600).unwrap_err();
-        assert!(device.dirty().is_dirty(600..610));
+        assert!(device.peek().is_dirty(600..610));
+    }
+
+    #[test]
+    fn a_bitmap_continues_and_a_peek_takes_nothing() {
+        let mut bitmap = DirtyBitmap::new(100_000, 512).unwrap();
+        bitmap.set(5000..6000);
+        let device = TrackedDevice::with_bitmap(MemoryDevice::new(100_000), &bitmap).unwrap();
+        assert_eq!(device.peek(), bitmap);
+        device.write_zeroes(20_000..30_000).unwrap();
+        bitmap.set(20_000..30_000);
+        assert_eq!(device.peek(), bitmap);
+        assert_eq!(device.take(), bitmap);
+        assert!(device.peek().is_clean() && device.take().is_clean());
+    }
+
+    #[test]
+    fn a_clean_epoch_ends_when_a_change_begins() {
+        type Sink = Box<dyn Fn(Request) + Send + Sync>;
+        static DEVICE: OnceLock<TrackedDevice<TracedDevice<MemoryDevice, Sink>>> = OnceLock::new();
+        // In the middle of the write, its first mark is taken.
+        let take_in_between: Sink = Box::new(|request| {
+            let device = DEVICE.get().unwrap();
+            if request.kind == RequestKind::Write {
+                device.take();
+                assert!(device.peek().is_clean());
+                assert_eq!(device.clean_epoch(), None, "a change is in progress");
+            }
+        });
+        let device = DEVICE.get_or_init(|| {
+            TrackedDevice::new(TracedDevice::new(MemoryDevice::new(4096), take_in_between), 512).unwrap()
+        });
+        let epoch = device.clean_epoch().unwrap();
+        device.read_at(&mut [0; 100], 0).unwrap();
+        device.flush().unwrap();
+        assert!(device.is_still_clean(epoch));
+        device.write_at(&[1; 10], 0).unwrap();
+        assert!(!device.is_still_clean(epoch));
+        assert_eq!(device.clean_epoch(), None, "the write is marked");
+        device.take();
+        assert!(device.clean_epoch().is_some_and(|later| later != epoch));
+        assert!(!device.is_still_clean(epoch));
+        let epoch = device.clean_epoch().unwrap();
+        device.mark(0..1);
+        assert!(!device.is_still_clean(epoch), "a range is to be copied again");
+    }
+
+    /// Threads write while another one copies what each generation marks. After the last generation, the copy is equal.
+    #[test]
+    fn no_write_is_lost_between_generations() {
+        const BLOCK: u64 = 512;
+        const BLOCK_COUNT: u64 = 600;
+        const WRITER_COUNT: u64 = 3;
+        let seed = test_seed();
+        let device = TrackedDevice::new(MemoryDevice::new(BLOCK * BLOCK_COUNT), BLOCK).unwrap();
+        let copy = MemoryDevice::new(BLOCK * BLOCK_COUNT);
+        let is_over = AtomicBool::new(false);
+        let copy_generation = || {
+            for range in &device.take() {
+                let mut bytes = vec![0; to_usize(range.end - range.start)];
+                device.read_at(&mut bytes, range.start).unwrap();
+                copy.write_at(&bytes, range.start).unwrap();
+            }
+        };
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..WRITER_COUNT)
+                .map(|writer| {
+                    let device = &device;
+                    scope.spawn(move || {
+                        let mut random = SeededRandom::new(seed + writer);
+                        for _ in 0..3000 {
+                            let block = random.below(BLOCK_COUNT / WRITER_COUNT) * WRITER_COUNT + writer;
+                            let bytes = random.bytes(to_usize(BLOCK));
+                            device.write_at(&bytes, block * BLOCK).unwrap();
+                        }
+                    })
+                })
+                .collect();
+            let copier = scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    copy_generation();
+                }
+            });
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            is_over.store(true, Ordering::Release);
+            copier.join().unwrap();
+        });
+        copy_generation();
+        assert!(device.clean_epoch().is_some());
+        let mut bytes = vec![0; to_usize(BLOCK * BLOCK_COUNT)];
+        device.read_at(&mut bytes, 0).unwrap();
+        assert!(bytes == copy.to_bytes(), "seed {seed}");
     }
 
     #[test]
     fn a_bitmap_of_another_size_is_refused() {
         let bitmap = DirtyBitmap::new(4095, 512).unwrap();
-        assert!(TrackedDevice::with_bitmap(MemoryDevice::new(4096), bitmap).is_err());
+        assert!(TrackedDevice::with_bitmap(MemoryDevice::new(4096), &bitmap).is_err());
     }
 }

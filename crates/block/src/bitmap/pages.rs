@@ -6,9 +6,9 @@ use std::ops::Range;
 
 use crate::to_usize;
 
-const WORD_BITS: u64 = 64;
-const PAGE_WORDS: usize = 64;
-const PAGE_BITS: u64 = WORD_BITS * PAGE_WORDS as u64;
+pub(super) const WORD_BITS: u64 = 64;
+pub(super) const PAGE_WORDS: usize = 64;
+pub(super) const PAGE_BITS: u64 = WORD_BITS * PAGE_WORDS as u64;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Page {
@@ -31,12 +31,22 @@ pub(super) struct BitPages {
 }
 
 /// The bits of a word from `start` to `end` (at most 64).
-fn mask(start: u64, end: u64) -> u64 {
+pub(super) fn mask(start: u64, end: u64) -> u64 {
     let below = |bit: u64| if bit >= WORD_BITS { u64::MAX } else { (1 << bit) - 1 };
     below(end) & !below(start)
 }
 
 impl Page {
+    fn of_words(words: &[u64; PAGE_WORDS]) -> Self {
+        if *words == [0; PAGE_WORDS] {
+            Self::Clear
+        } else if *words == [u64::MAX; PAGE_WORDS] {
+            Self::Set
+        } else {
+            Self::Mixed(Box::new(*words))
+        }
+    }
+
     /// The 64 bits of word `index`.
     fn word(&self, index: usize) -> u64 {
         match self {
@@ -84,6 +94,16 @@ impl BitPages {
         Self {
             bit_count,
             pages: vec![Page::Clear; to_usize(bit_count.div_ceil(PAGE_BITS))],
+        }
+    }
+
+    /// `bit_count` bits, in pages; a page that is `None` is all clear. Bits past the end must be clear.
+    pub(super) fn from_pages(bit_count: u64, pages: impl Iterator<Item = Option<[u64; PAGE_WORDS]>>) -> Self {
+        Self {
+            bit_count,
+            pages: pages
+                .map(|words| words.map_or(Page::Clear, |words| Page::of_words(&words)))
+                .collect(),
         }
     }
 

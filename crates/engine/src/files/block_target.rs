@@ -31,7 +31,6 @@ pub fn is_block_device(path: &Path) -> bool {
 /// but from a device only if QEMU uses the same device node, and libvirt gives its machines separate nodes. So writers
 /// of the device are searched for, here and in [`check_alone`](Self::check_alone).
 pub(crate) struct LockedDevice {
-    // Before the device: closing either of the two releases the lock.
     _lock: ImageMut,
     device: FileDeviceMut,
     path: PathBuf,
@@ -41,7 +40,6 @@ impl LockedDevice {
     /// Opens `path` for writing.
     pub(crate) fn open(path: &Path, mode: IoMode) -> Result<Self> {
         let device = FileDeviceMut::open(path, mode)?;
-        // Opening and closing the file again would release the lock, so this comes last.
         let lock = lock(path)?;
         let locked = Self {
             _lock: lock,

@@ -402,7 +402,6 @@ impl Restorer<'_> {
             device: &target,
             state,
             format: None,
-            relock: None,
         };
         target.count(self.repository, disk, self.job)
     }
@@ -419,7 +418,6 @@ impl Restorer<'_> {
             device,
             state,
             format: None,
-            relock: None,
         };
         target.write(self.repository, disk, self.job)
     }

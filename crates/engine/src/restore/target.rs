@@ -35,17 +35,9 @@ pub(crate) struct DiskTarget<'a> {
     pub(crate) state: TargetState,
     /// The format, if it is an image.
     pub(crate) format: Option<Format>,
-    /// Takes the lock on the target again if it may have been lost.
-    pub(crate) relock: Option<&'a dyn Fn() -> Result<()>>,
 }
 
 impl DiskTarget<'_> {
-    /// Takes the lock again after this process has opened and closed the file, which releases its locks. Fails if
-    /// another process has locked it in between; then nothing is written.
-    pub(crate) fn lock_again(&self) -> Result<()> {
-        self.relock.map_or(Ok(()), |relock| relock())
-    }
-
     /// Writes a disk; all of it is durable when this returns.
     pub(crate) fn write(&self, repository: &Repository, disk: &DiskRecord, job: Job<'_>) -> Result<RestoredDisk> {
         self.check_size(disk)?;

@@ -13,8 +13,10 @@ use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice, to_usize};
 use super::TableLayer;
 use super::writer::TableMut;
 use crate::file::ImageFile;
+use crate::file::flush_tests::{FlushCase, check_allocating_flushes, check_flushes};
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::model::layered::{BackingUse, Layered as _};
+use crate::model::mapped_extent::MappedKind;
 use crate::{CheckReport, Result};
 
 /// Opens an image with its backing device.
@@ -97,6 +99,44 @@ pub(crate) fn survive_crashes(cases: Vec<TableCrashCase>) {
             crash_everywhere(&case, seed);
         }
     }
+}
+
+/// Tests flushes of each image while it is read and written. At least one image must have unallocated blocks.
+pub(crate) fn survive_busy_flushes(cases: Vec<TableCrashCase>) {
+    let mut sparse_count = 0;
+    for case in cases {
+        let below = |disk_bytes: u64| -> Option<Arc<dyn BlockDevice>> {
+            case.has_parent
+                .then(|| Arc::new(MemoryDevice::from_bytes(&parent(disk_bytes))) as Arc<dyn BlockDevice>)
+        };
+        let open = |file: Arc<dyn ImageFile>| {
+            let disk_bytes = (case.open)(Arc::clone(&file), None).unwrap().disk_bytes();
+            (case.open)(file, below(disk_bytes)).unwrap()
+        };
+        let flush_case = FlushCase {
+            name: case.name,
+            start: case.start.clone(),
+            open: &|file| Arc::new(TableMut::new(open(file))),
+            read: &|file, what| {
+                let report = (case.check)(Arc::clone(&file)).unwrap_or_else(|error| panic!("{what}: {error}"));
+                assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
+                let layer = open(file);
+                let mut found = vec![0xee; to_usize(layer.disk_bytes())];
+                layer
+                    .read(&mut found, 0, BackingUse::Backing)
+                    .unwrap_or_else(|error| panic!("{what}: {error}"));
+                found
+            },
+        };
+        let layer = open(Arc::new(MemoryFile::new(case.start.clone())));
+        let last = layer.run(layer.disk_bytes() - 1, 1).unwrap();
+        if !matches!(last.kind, MappedKind::Data { .. }) {
+            check_allocating_flushes(&flush_case);
+            sparse_count += 1;
+        }
+        check_flushes(&flush_case);
+    }
+    assert!(sparse_count > 0, "no image has unallocated blocks");
 }
 
 fn crash_everywhere(case: &TableCrashCase, seed: u64) {

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, ExtentList, to_usize};
 
+use self::pages::TableChanges;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
@@ -26,8 +27,9 @@ use crate::{Error, Result};
 
 /// The allocation table of an image.
 ///
-/// Changes stay in memory until [`store`](Self::store). After a crash the image has the content of the last `store`,
-/// or of later writes in place; space that was reserved and not stored is reused.
+/// Changes stay in memory until [`take_changes`](Self::take_changes), whose result stores them. After a crash the image
+/// has the content of the last complete store, or of later writes in place; space that was reserved and not stored is
+/// reused.
 pub(crate) trait AllocationTable: Send + Sync {
     /// Size of the disk.
     fn disk_bytes(&self) -> u64;
@@ -62,7 +64,7 @@ pub(crate) trait AllocationTable: Send + Sync {
     /// Whether a file is truncated: a write past its end would replace the missing data with zeroes.
     fn is_cut_off(&self) -> Result<bool>;
 
-    /// Prepares the first change after opening. Its changes are stored by the next [`store`](Self::store).
+    /// Prepares the first change after opening. Its changes are stored with the next ones.
     fn start(&mut self) -> Result<()>;
 
     /// Allocates space that reads as zero for `range`, which consists of whole units without data.
@@ -77,11 +79,15 @@ pub(crate) trait AllocationTable: Send + Sync {
         self.unit_bytes()
     }
 
-    /// Bytes of tables that changed since the last `store`.
+    /// Bytes of tables that changed and were not taken.
     fn changed_bytes(&self) -> u64;
 
-    /// Writes the changes durably. All data must be durable before.
-    fn store(&mut self) -> Result<()>;
+    /// Takes the changes, to store them while the tables are used and changed further. All data must be durable before
+    /// they are stored, and [`changes_stored`](Self::changes_stored) must follow.
+    fn take_changes(&mut self) -> TableChanges;
+
+    /// The taken changes are durable.
+    fn changes_stored(&mut self);
 }
 
 /// An image that is read through its allocation table.

@@ -2,19 +2,24 @@
 //!
 //! Several threads may write into allocated blocks; changes of tables are made one at a time. Data is durable before
 //! the table that refers to it is written.
+//!
+//! A flush takes the changes of the tables, and then syncs and writes without a lock: no read and no write waits for a
+//! sync. What is written meanwhile becomes durable with the next flush. Flushes at the same time share a round of
+//! syncs.
 
 use std::ops::Range;
-use std::sync::{PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
+use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, FlushRounds, Result as BlockResult, to_usize};
 
 use super::TableLayer;
+use super::pages::TableChanges;
 use crate::error::corrupt;
 use crate::model::layered::{BackingUse, Layered as _};
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
 use crate::{Error, Result};
 
-/// Changed tables are stored when they reach this size.
+/// A write that lets the changed tables reach this size stores them.
 const CHANGED_BYTES_MAX: u64 = 16 << 20;
 /// Limit of one write that needs table changes.
 const SPAN_BYTES_MAX: u64 = 8 << 20;
@@ -24,6 +29,8 @@ pub(crate) struct TableMut {
     size_bytes: u64,
     unit_bytes: u64,
     state: RwLock<TableState>,
+    /// The stores of table changes, one at a time.
+    rounds: FlushRounds,
 }
 
 struct TableState {
@@ -43,6 +50,7 @@ impl TableMut {
                 is_started: false,
                 failure: None,
             }),
+            rounds: FlushRounds::new(),
         }
     }
 
@@ -50,15 +58,56 @@ impl TableMut {
         work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Runs a change of the tables with exclusive access.
-    fn with_tables<T>(&self, change: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
+    fn exclusive<T>(&self, work: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         state.check_health()?;
-        if !state.is_started {
-            state.layer.tables.start()?;
-            state.is_started = true;
+        work(&mut state)
+    }
+
+    /// Runs a change of the tables with exclusive access. Stores the tables if many changes are pending.
+    fn with_tables<T>(&self, change: impl FnOnce(&mut TableState) -> Result<T>) -> Result<T> {
+        let mut is_large = false;
+        let changed = self.exclusive(|state| {
+            if !state.is_started {
+                state.layer.tables.start()?;
+                state.is_started = true;
+            }
+            let changed = change(state)?;
+            is_large = state.layer.tables.changed_bytes() >= CHANGED_BYTES_MAX;
+            Ok(changed)
+        })?;
+        if is_large {
+            self.commit()?;
         }
-        change(&mut state)
+        Ok(changed)
+    }
+
+    /// Makes all completed writes durable.
+    fn commit(&self) -> Result<()> {
+        self.rounds.flush(|| self.commit_round())
+    }
+
+    /// Makes all data durable, then the tables as they were at the start.
+    fn commit_round(&self) -> Result<()> {
+        let (file, is_changed) = self.shared(|state| {
+            state.check_health()?;
+            Ok((Arc::clone(&state.layer.file), state.layer.tables.changed_bytes() > 0))
+        })?;
+        let changes = if is_changed {
+            Some(self.exclusive(|state| Ok(state.layer.tables.take_changes()))?)
+        } else {
+            None
+        };
+        let synced = file.sync().map_err(Error::from);
+        let stored = synced.and_then(|()| changes.as_ref().map_or(Ok(()), TableChanges::store));
+        if stored.is_err() || changes.is_some() {
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            match &stored {
+                Ok(()) => state.layer.tables.changes_stored(),
+                Err(error) => state.failure = Some(error.to_string()),
+            }
+        }
+        stored
     }
 
     /// Writes in place as much as possible; returns the number of bytes.
@@ -155,7 +204,6 @@ impl TableState {
         };
         if reads_as_zero {
             self.layer.tables.reserve(units)?;
-            self.store_if_many()?;
             return Ok(0);
         }
         // Units that are written in part get the rest from the backing device.
@@ -178,7 +226,6 @@ impl TableState {
             self.failure = Some(error.to_string());
         }
         written?;
-        self.store_if_many()?;
         Ok(length)
     }
 
@@ -222,7 +269,6 @@ impl TableState {
         let whole = range.start.next_multiple_of(unit)..whole_end;
         if whole.start == range.start && whole.start < whole.end {
             let done = self.layer.tables.set_zero(whole.clone())?;
-            self.store_if_many()?;
             if done > 0 {
                 return Ok((range.start + done).min(end));
             }
@@ -236,26 +282,6 @@ impl TableState {
         let zeroes = vec![0; to_usize(piece)];
         let written = self.extend(&zeroes, range.start)?;
         Ok(range.start + written as u64)
-    }
-
-    fn store_if_many(&mut self) -> Result<()> {
-        if self.layer.tables.changed_bytes() >= CHANGED_BYTES_MAX {
-            self.commit()?;
-        }
-        Ok(())
-    }
-
-    /// Makes all data durable, then the tables.
-    fn commit(&mut self) -> Result<()> {
-        let stored = match self.layer.file.sync() {
-            Err(error) => Err(error.into()),
-            Ok(()) if self.layer.tables.changed_bytes() == 0 => Ok(()),
-            Ok(()) => self.layer.tables.store(),
-        };
-        if let Err(error) = &stored {
-            self.failure = Some(error.to_string());
-        }
-        stored
     }
 }
 
@@ -296,8 +322,32 @@ impl BlockDeviceMut for TableMut {
     }
 
     fn flush(&self) -> BlockResult<()> {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        state.check_health()?;
-        Ok(state.commit()?)
+        Ok(self.commit()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::TableMut;
+    use crate::allocation_table::TableLayer;
+    use crate::file::ImageFile;
+    use crate::file::flush_tests::syncs_of_joined_flushes;
+    use crate::file::memory::RecordingFile;
+    use crate::formats::ploop::create::write_empty;
+    use crate::formats::ploop::header::PloopHeader;
+    use crate::formats::ploop::tables::PloopTables;
+
+    #[test]
+    fn flushes_at_the_same_time_take_two_rounds() {
+        let recording = Arc::new(RecordingFile::new(Vec::new(), None).with_zero_holes());
+        write_empty(&*recording, 98_304, 4096).unwrap();
+        let file: Arc<dyn ImageFile> = recording.clone();
+        let header = PloopHeader::load(&*file, "image").unwrap();
+        let tables = Box::new(PloopTables::new("image".into(), header, Arc::clone(&file)));
+        let device = TableMut::new(TableLayer::new("image".into(), file, tables, None));
+        let count = syncs_of_joined_flushes(&recording, &device, &device.rounds, &|| device.commit_round());
+        assert_eq!(count, 4, "data and table, twice");
     }
 }

@@ -9,9 +9,10 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{
-    DirectPath, Error as BlockError, ExtentKind, ExtentList, IoMode, Result as BlockResult, sync_folder_of, to_usize,
+    DirectPath, Error as BlockError, ExtentKind, ExtentList, FileLock, IoMode, LockOutcome, Result as BlockResult,
+    lock_file, sync_folder_of, to_usize,
 };
-use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, ResolveFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::ImageFile;
@@ -31,6 +32,8 @@ pub(crate) enum Access {
 #[derive(Debug)]
 pub(crate) struct HostFile {
     file: File,
+    /// Of a file that is open for writing.
+    _lock: Option<FileLock>,
     /// Writes that bypass the page cache, for a file that is written sequentially once.
     direct: Option<DirectPath>,
     kind: FileKind,
@@ -102,11 +105,13 @@ impl HostFile {
             let reason = std::io::Error::new(ErrorKind::InvalidInput, "neither a regular file nor a block device");
             return Err(Error::io("open", path, reason));
         };
-        if access == Access::Write {
-            lock(&file, path)?;
-        }
+        let lock = match access {
+            Access::Read => None,
+            Access::Write => lock(&file, path)?,
+        };
         Ok(Self {
             file,
+            _lock: lock,
             direct: None,
             kind,
             read_bytes: match access {
@@ -163,19 +168,19 @@ impl Access {
     }
 }
 
-/// Takes an exclusive record lock on the whole file.
+/// Takes an exclusive lock on the whole file.
 ///
 /// QEMU keeps shared open-file-description locks on single bytes of every image that it has open. They conflict with
 /// this lock in both directions: the disk of a running machine cannot be opened for writing, and a machine cannot
 /// open a file that is locked here.
-fn lock(file: &File, path: &Path) -> Result<()> {
-    match rustix::fs::fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::AGAIN | Errno::ACCESS) => Err(Error::Locked {
+fn lock(file: &File, path: &Path) -> Result<Option<FileLock>> {
+    match lock_file(file).map_err(|source| Error::io("lock", path, source))? {
+        LockOutcome::HeldElsewhere => Err(Error::Locked {
             image: path.display().to_string(),
         }),
-        // File systems without locks (some FUSE and 9p mounts) protect no program, including QEMU.
-        Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-        Err(errno) => Err(Error::io("lock", path, errno)),
+        LockOutcome::Locked(lock) => Ok(Some(lock)),
+        // File systems without locks protect no program, including QEMU.
+        LockOutcome::Unsupported => Ok(None),
     }
 }
 

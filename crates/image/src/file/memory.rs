@@ -80,10 +80,20 @@ impl ImageFile for MemoryFile {
 /// A change that was made to a [`RecordingFile`].
 #[derive(Debug, Clone)]
 pub(crate) enum Operation {
-    Write { offset: u64, data: Vec<u8> },
+    Write {
+        offset: u64,
+        data: Vec<u8>,
+    },
     SetLength(u64),
-    Sync,
+    /// The end of a sync, which makes the first `covered` operations durable: those before its start.
+    Sync {
+        covered: usize,
+    },
 }
+
+/// Work that a test does while a sync is under way.
+#[cfg(test)]
+pub(crate) type DuringSync = Box<dyn FnMut() + Send>;
 
 #[cfg(test)]
 /// A file in memory that records every change, so that a crash at any point can be simulated. One operation can be
@@ -92,7 +102,9 @@ pub(crate) struct RecordingFile {
     live: MemoryFile,
     start: Vec<u8>,
     operations: Mutex<Vec<Operation>>,
-    fail_at: Option<usize>,
+    fail_at: Mutex<Option<usize>>,
+    /// Called between the start and the end of each sync.
+    during_sync: Mutex<Option<DuringSync>>,
     /// The byte that punched ranges read as.
     punched: u8,
 }
@@ -105,7 +117,8 @@ impl RecordingFile {
             live: MemoryFile::new(start.clone()),
             start,
             operations: Mutex::default(),
-            fail_at,
+            fail_at: Mutex::new(fail_at),
+            during_sync: Mutex::default(),
             // Garbage, to prove that no code reads a range after it was punched.
             punched: 0xdb,
         }
@@ -114,6 +127,30 @@ impl RecordingFile {
     /// The same, but punched ranges read as zero.
     pub(crate) fn with_zero_holes(self) -> Self {
         Self { punched: 0, ..self }
+    }
+
+    /// Calls `work` between the start and the end of each further sync, except those that `work` itself causes. Its
+    /// writes become durable with a later sync.
+    pub(crate) fn set_during_sync(&self, work: Option<DuringSync>) {
+        *self.during_sync.lock().unwrap() = work;
+    }
+
+    /// The next operation fails.
+    pub(crate) fn fail_next(&self) {
+        self.fail_at(self.operation_count() + 1);
+    }
+
+    /// Operation `number` fails, counted from 1; with 0, none does.
+    pub(crate) fn fail_at(&self, number: usize) {
+        *self.fail_at.lock().unwrap() = Some(number);
+    }
+
+    pub(crate) fn sync_count(&self) -> usize {
+        let operations = self.operations.lock().unwrap();
+        operations
+            .iter()
+            .filter(|operation| matches!(operation, Operation::Sync { .. }))
+            .count()
     }
 
     pub(crate) fn operation_count(&self) -> usize {
@@ -131,13 +168,17 @@ impl RecordingFile {
         let done = &operations[..count];
         let synced = done
             .iter()
-            .rposition(|operation| matches!(operation, Operation::Sync))
-            .map_or(0, |last| last + 1);
+            .filter_map(|operation| match operation {
+                Operation::Sync { covered } => Some(*covered),
+                _ => None,
+            })
+            .max()
+            .unwrap_or(0);
         let file = MemoryFile::new(self.start.clone());
         for (number, operation) in done.iter().enumerate() {
             let outcome = if number < synced { 0 } else { choose(3) };
             match operation {
-                Operation::Sync => {}
+                Operation::Sync { .. } => {}
                 _ if outcome == 1 => {}
                 Operation::SetLength(length) => file.set_length(*length).unwrap(),
                 Operation::Write { offset, data } if outcome == 0 => file.write_at(data, *offset).unwrap(),
@@ -160,7 +201,7 @@ impl RecordingFile {
     fn record(&self, operation: Operation) -> Result<()> {
         let mut operations = self.operations.lock().unwrap();
         operations.push(operation);
-        if self.fail_at == Some(operations.len()) {
+        if *self.fail_at.lock().unwrap() == Some(operations.len()) {
             operations.pop();
             operations.push(Operation::SetLength(self.live.length_bytes()?));
             let reason = std::io::Error::from(std::io::ErrorKind::StorageFull);
@@ -202,7 +243,13 @@ impl ImageFile for RecordingFile {
     }
 
     fn sync(&self) -> Result<()> {
-        self.record(Operation::Sync)
+        let covered = self.operation_count();
+        let work = self.during_sync.lock().unwrap().take();
+        if let Some(mut work) = work {
+            work();
+            self.during_sync.lock().unwrap().get_or_insert(work);
+        }
+        self.record(Operation::Sync { covered })
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList> {

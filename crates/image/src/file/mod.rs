@@ -4,6 +4,8 @@
 //! the formats from the operating system: one implementation uses host files, one keeps everything in memory and
 //! records every write for the crash tests.
 
+#[cfg(test)]
+pub(crate) mod flush_tests;
 mod host;
 #[cfg(any(test, feature = "hostile"))]
 pub(crate) mod memory;

@@ -97,7 +97,7 @@ pub fn plan_identity(path: &Path, options: &OpenOptions, new: &NewIdentity) -> R
     Ok(change_of(&image, children, new))
 }
 
-/// The children to change. Called before taking any lock: closing any descriptor of a file releases its lock.
+/// The children to change.
 fn children_of_change(path: &Path, options: &OpenOptions, new: &NewIdentity) -> Result<Vec<PathBuf>> {
     if new.id.is_nil() {
         return Err(Error::InvalidOption {

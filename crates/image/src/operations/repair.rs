@@ -146,8 +146,8 @@ impl RepairTarget {
         format.require_supported(&image)?;
         match format {
             Format::Vmdk | Format::Parallels => {
-                // The extents may be separate files. Each is opened once at a time: closing any descriptor of a file
-                // releases its lock.
+                // The extents may be separate files. Each is opened once at a time: its lock also excludes other opens
+                // by this process.
                 drop(file);
                 let opened = open_single(path, options, access)?;
                 let (base, vmdk) = match opened.content {

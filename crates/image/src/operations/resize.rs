@@ -140,7 +140,6 @@ struct ResizeTarget {
 
 impl ResizeTarget {
     fn open(path: &Path, options: &OpenOptions, access: Access) -> Result<Self> {
-        // Before taking any lock: closing any descriptor of a file releases it.
         refuse_cut_off(path, options)?;
         let children: Vec<PathBuf> = dependents_in_folder(path, options)?;
         let mut chain = open_chain(path, &with_backing_followed(options), access)?;

@@ -644,10 +644,14 @@ fn a_mounted_image_is_written_and_locked() {
 #[test]
 fn an_interrupted_mount_is_served_until_it_is_unused() {
     let mounted = MountedFileSystem::new("qcow2");
-    std::fs::write(mounted.inside.path("late"), b"late").unwrap();
+    let write = |name: &str| {
+        let mut file = File::create(mounted.inside.path(name)).unwrap();
+        file.write_all(name.as_bytes()).unwrap();
+    };
+    write("late");
     kill_process(Pid::from_child(&mounted.supervisor), Signal::INT).unwrap();
     wait_for("the mount is detached", || !mounted.point.is_mounted());
-    std::fs::write(mounted.inside.path("later"), b"later").unwrap();
+    write("later");
     system("umount", &[text(&mounted.inside.0)]).unwrap();
     let output = mounted.supervisor.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));

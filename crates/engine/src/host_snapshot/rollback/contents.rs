@@ -78,8 +78,6 @@ impl HostContents {
             let name = &record.name;
             job.progress.note(&format!("disk {name}: all of it is compared: {why}"));
         }
-        // Examining the image closed it again, which released all locks of this process on it.
-        target.lock_again()?;
         target.check_size(record)?;
         let differences = Differences {
             from: &*disk.source.device,

@@ -1,13 +1,11 @@
 //! Executes a restore plan.
 
-use std::cell::RefCell;
-use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
-use holdfast_block::error_text;
+use holdfast_block::{FileLock, error_text};
 use holdfast_host::{Error as HostError, HypervisorMut, MachineState};
-use holdfast_image::{CreateOptions, Format, ImageMut};
+use holdfast_image::{CreateOptions, Format};
 use holdfast_repo::{DiskRecord, Environment, Repository, TargetState};
 
 use super::draft::Planner;
@@ -92,7 +90,6 @@ pub(crate) fn restore_point(
         plan,
         environment: planner.environment,
         job,
-        relocked: RefCell::default(),
     };
     execution.clear_left();
     let outputs = execution.open()?;
@@ -104,17 +101,18 @@ pub(crate) fn restore_point(
     observer.about_to_name(&new_files(&outputs))?;
     let mut made = MadeFiles::with(HostFolders::make(&plan.folders)?);
     // Until all files are of one point in time, the machine must not start with some of them.
-    let mut locked = Vec::new();
+    let (mut locked, mut locked_new) = (Vec::new(), Vec::new());
     for output in outputs {
         let to_lock = execution.new_disk_in_place(&output);
         locked.extend(finish(output, &mut made)?);
         if let Some(path) = to_lock {
-            execution.relocked.borrow_mut().push(lock(path)?);
+            locked_new.push(lock(path)?);
         }
     }
     if plan.machine.is_new {
         // The hypervisor does not know the machine yet, so nothing can start with these files.
         locked.clear();
+        locked_new.clear();
         observer.has_files()?;
     } else {
         // These files belong to an existing machine, even if its configuration cannot be changed.
@@ -122,7 +120,7 @@ pub(crate) fn restore_point(
     }
     execution.define(&mut made)?;
     drop(locked);
-    execution.relocked.take();
+    drop(locked_new);
     made.keep();
     Ok(MachineRestoreReport {
         disks,
@@ -152,7 +150,6 @@ pub(crate) fn write_companions(
         plan,
         environment,
         job,
-        relocked: RefCell::default(),
     };
     execution.clear_left();
     let outputs = execution.open()?;
@@ -189,7 +186,7 @@ struct Output<'p> {
     folders: MadeFolders,
     device: Option<OutputDevice>,
     /// Prevents others from using the file that this one replaces.
-    _lock: Option<File>,
+    _lock: Option<FileLock>,
 }
 
 struct RestoreExecution<'a> {
@@ -199,8 +196,6 @@ struct RestoreExecution<'a> {
     plan: &'a MachineRestorePlan,
     environment: &'a Environment,
     job: Job<'a>,
-    /// Images that were locked again. They must stay open: closing one would release the locks of the others.
-    relocked: RefCell<Vec<ImageMut>>,
 }
 
 impl<'a> RestoreExecution<'a> {
@@ -344,10 +339,6 @@ impl<'a> RestoreExecution<'a> {
     }
 
     fn write_disk(&self, output: &Output<'_>, device: &OutputDevice) -> Result<RestoredDisk> {
-        let relock = || {
-            self.relocked.borrow_mut().push(lock(&output.file.to)?);
-            Ok(())
-        };
         let target = DiskTarget {
             path: &output.file.to,
             device: device.as_device(),
@@ -359,7 +350,6 @@ impl<'a> RestoreExecution<'a> {
                 FileWay::BlockDevice => TargetState::Unknown,
                 FileWay::InPlace => TargetState::Similar,
             },
-            relock: (output.file.way == FileWay::InPlace).then_some(&relock),
         };
         let written = self.contents.write(output.record, &target, self.job);
         written.map_err(|error| error.on(&output.file.to))

@@ -13,12 +13,12 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
+use holdfast_block::{FileLock, LockOutcome, lock_file};
 use holdfast_host::domain_xml::{DomainTpm, DomainXml, Identity};
 use holdfast_host::{Rights, TpmFile, TpmPlace, TpmStore};
 use holdfast_image::Format;
 use holdfast_repo::{DiskRecord, Manifest};
-use rustix::fs::{Access, FlockOperation, OFlags, access, fcntl_lock};
-use rustix::io::Errno;
+use rustix::fs::{Access, OFlags, access};
 
 use super::draft::{Draft, Planner, unfit};
 use super::neighbours::Neighbours;
@@ -221,7 +221,7 @@ impl Drop for MadeFolders {
 ///
 /// # Errors
 /// An swtpm is using the state.
-pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<File>> {
+pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<FileLock>> {
     let file = TpmFile {
         path: path.to_owned(),
         store,
@@ -240,10 +240,10 @@ pub(super) fn lock(path: &Path, store: TpmStore) -> Result<Option<File>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         other => other.map_err(failed(lock.clone()))?,
     };
-    match fcntl_lock(&opened, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(opened)),
-        Err(Errno::AGAIN | Errno::ACCESS) => Err(Refusal::TpmInUse { path: path.to_owned() }.into()),
-        Err(errno) => Err(failed(lock)(errno.into())),
+    match lock_file(&opened).map_err(failed(lock.clone()))? {
+        LockOutcome::Locked(lock) => Ok(Some(lock)),
+        LockOutcome::HeldElsewhere => Err(Refusal::TpmInUse { path: path.to_owned() }.into()),
+        LockOutcome::Unsupported => Err(failed(lock)(ErrorKind::Unsupported.into())),
     }
 }
 

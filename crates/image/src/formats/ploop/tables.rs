@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::header::{AT_EXTENSION, AT_IN_USE, CLOSED_WITHOUT_EXTENSIONS, HEADER_BYTES, PloopHeader};
-use crate::allocation_table::pages::Pages;
+use crate::allocation_table::pages::{Pages, TableChanges};
 use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::file::ImageFile;
 use crate::model::mapped_extent::{MappedExtent, MappedKind};
@@ -150,8 +150,12 @@ impl AllocationTable for PloopTables {
         self.pages.changed_bytes()
     }
 
-    fn store(&mut self) -> Result<()> {
+    fn take_changes(&mut self) -> TableChanges {
         // The header shares the first sector of the table, so it is written with it.
-        self.pages.store(&(0..HEADER_BYTES + self.header.entry_count * 4))
+        self.pages.take_changes(0..HEADER_BYTES + self.header.entry_count * 4)
+    }
+
+    fn changes_stored(&mut self) {
+        self.pages.changes_stored();
     }
 }

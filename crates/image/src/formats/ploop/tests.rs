@@ -9,7 +9,7 @@ use super::header::PloopHeader;
 use super::tables::PloopTables;
 use crate::Result;
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_busy_flushes, survive_crashes};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 
@@ -36,8 +36,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
-#[test]
-fn crash_keeps_flushed_data() {
+fn crash_cases() -> Vec<TableCrashCase> {
     let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
@@ -45,11 +44,21 @@ fn crash_keeps_flushed_data() {
         open,
         check: |file| super::check::check(&*file, &PloopHeader::load(&*file, "image")?),
     };
-    survive_crashes(vec![
+    vec![
         case("version 2", empty(), false),
         case("version 1", empty_old(), false),
         case("a delta", empty(), true),
-    ]);
+    ]
+}
+
+#[test]
+fn crash_keeps_flushed_data() {
+    survive_crashes(crash_cases());
+}
+
+#[test]
+fn busy_flushes_keep_flushed_data() {
+    survive_busy_flushes(crash_cases());
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! Allocates and frees host clusters in memory; [`Qcow2State::commit`](super::state::Qcow2State::commit) stores the
-//! result.
+//! Allocates and frees host clusters in memory; a commit (`commit.rs`) stores the result.
 //!
 //! Invariants, which reduce the effect of any crash to a leak:
 //! - A stored refcount is never below the number of stored references. An increment is stored and synced before the
@@ -15,11 +14,11 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::geometry::{POINTER_BYTES, Qcow2Geometry};
-use super::header::{Qcow2Header, REFCOUNT_TABLE_AT, REFCOUNT_TABLE_BYTES_MAX};
+use super::header::{Qcow2Header, REFCOUNT_TABLE_BYTES_MAX};
 use super::refcount::{get, load_table, read_block, set};
+use super::refcount_changes::{ChangedBlock, ChangedRefcountTable, RefcountChanges};
 use crate::error::corrupt;
 use crate::file::ImageFile;
-use crate::model::bytes::from_words;
 use crate::{Error, Result};
 
 /// Memory for refcount blocks without pending changes.
@@ -49,6 +48,8 @@ struct CachedRefcountBlock {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BlockState {
     Clean,
+    /// A commit is writing it, and it did not change since.
+    Storing,
     Changed,
 }
 
@@ -193,7 +194,12 @@ impl Allocator {
 
     /// Decrements the refcount of the cluster at `offset` after the removal of its reference is stored.
     pub(crate) fn release_later(&mut self, offset: u64) {
-        self.releases.push(self.geometry.cluster_of(offset));
+        self.release_cluster_later(self.geometry.cluster_of(offset));
+    }
+
+    /// The same for host cluster `cluster`.
+    pub(crate) fn release_cluster_later(&mut self, cluster: u64) {
+        self.releases.push(cluster);
     }
 
     /// Number of pending decrements.
@@ -201,12 +207,17 @@ impl Allocator {
         self.releases.len()
     }
 
-    /// Applies pending decrements; returns the offsets of the clusters that are free now.
+    /// Takes the pending decrements, which are those of references that were removed so far.
+    pub(crate) fn take_releases(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.releases)
+    }
+
+    /// Applies decrements that were taken; returns the offsets of the clusters that are free now.
     ///
     /// Must be called only after the removal of all their references was synced.
-    pub(crate) fn apply_releases(&mut self) -> Result<Vec<u64>> {
+    pub(crate) fn apply_releases(&mut self, releases: Vec<u64>) -> Result<Vec<u64>> {
         let mut freed = Vec::new();
-        for cluster in std::mem::take(&mut self.releases) {
+        for cluster in releases {
             if self.release(cluster)? == 0 {
                 self.metadata.remove(&cluster);
                 freed.push(self.geometry.offset_of(cluster));
@@ -245,7 +256,7 @@ impl Allocator {
         if !self.blocks.contains_key(&index) {
             let clean_max = to_usize(CLEAN_BLOCK_BYTES_MAX / self.geometry.cluster_bytes()).max(4);
             if self.blocks.len() >= clean_max {
-                self.blocks.retain(|_, block| block.state == BlockState::Changed);
+                self.blocks.retain(|_, block| block.state != BlockState::Clean);
             }
             let offset = self.table[to_usize(index)];
             let bytes = read_block(&*self.file, self.geometry, offset, &self.image)?;
@@ -344,7 +355,7 @@ impl Allocator {
             || self.blocks.values().any(|block| block.state == BlockState::Changed)
     }
 
-    /// Writes changed blocks, and a moved table to its new place. No stored reference changes its meaning.
+    /// Writes changed blocks. A higher count before its reference is only a leak.
     pub(crate) fn store_blocks(&mut self) -> Result<()> {
         for (index, block) in &mut self.blocks {
             if block.state == BlockState::Changed {
@@ -352,43 +363,69 @@ impl Allocator {
                 block.state = BlockState::Clean;
             }
         }
-        if matches!(self.table_change, TableChange::Moved) {
-            self.file.write_at(&from_words(&self.table), self.table_offset)?;
-        }
         Ok(())
     }
 
-    /// Stores references to new blocks in the table, or one to the moved table in the header; returns whether there
-    /// were any.
-    ///
-    /// The writes of [`store_blocks`](Self::store_blocks) must have been synced.
-    pub(crate) fn store_table(&mut self) -> Result<StoreOutcome> {
-        match &self.table_change {
-            TableChange::None => return Ok(StoreOutcome::Nothing),
-            TableChange::Entries(indexes) => {
-                for index in indexes {
-                    let bytes = self.table[to_usize(*index)].to_be_bytes();
-                    self.file.write_at(&bytes, self.table_offset + index * POINTER_BYTES)?;
-                }
-            }
-            TableChange::Moved => {
-                let clusters = self.geometry.clusters_for(self.table.len() as u64 * POINTER_BYTES);
-                let clusters = u32::try_from(clusters).expect("bounded by 8 MiB");
-                // Twelve bytes in the first sector of the header, which is written atomically.
-                let mut field = [0; 12];
-                field[..8].copy_from_slice(&self.table_offset.to_be_bytes());
-                field[8..].copy_from_slice(&clusters.to_be_bytes());
-                self.file.write_at(&field, REFCOUNT_TABLE_AT)?;
+    /// Takes all changes, to store them while further ones are made.
+    pub(crate) fn take_changes(&mut self) -> RefcountChanges {
+        let mut blocks = Vec::new();
+        for (index, block) in &mut self.blocks {
+            if block.state == BlockState::Changed {
+                block.state = BlockState::Storing;
+                blocks.push(ChangedBlock {
+                    index: *index,
+                    offset: self.table[to_usize(*index)],
+                    bytes: block.bytes.clone(),
+                });
             }
         }
-        self.table_change = TableChange::None;
-        Ok(StoreOutcome::Something)
+        let table_offset = self.table_offset;
+        let table = match std::mem::replace(&mut self.table_change, TableChange::None) {
+            TableChange::None => ChangedRefcountTable::None,
+            TableChange::Entries(indexes) => ChangedRefcountTable::Entries {
+                table_offset,
+                blocks: indexes
+                    .into_iter()
+                    .map(|index| (index, self.table[to_usize(index)]))
+                    .collect(),
+            },
+            TableChange::Moved => ChangedRefcountTable::Moved {
+                table_offset,
+                table: self.table.clone(),
+            },
+        };
+        RefcountChanges {
+            cluster_bytes: self.geometry.cluster_bytes(),
+            blocks,
+            table,
+        }
     }
-}
 
-/// Whether anything was written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum StoreOutcome {
-    Nothing,
-    Something,
+    /// The taken changes are durable.
+    pub(crate) fn changes_stored(&mut self) {
+        for block in self.blocks.values_mut() {
+            if block.state == BlockState::Storing {
+                block.state = BlockState::Clean;
+            }
+        }
+    }
+
+    /// Makes taken changes pending again: they were not stored.
+    pub(crate) fn put_back(&mut self, changes: RefcountChanges) {
+        for changed in changes.blocks {
+            if let Some(block) = self.blocks.get_mut(&changed.index) {
+                block.state = BlockState::Changed;
+            }
+        }
+        match (changes.table, &mut self.table_change) {
+            (ChangedRefcountTable::None, _) | (_, TableChange::Moved) => {}
+            (ChangedRefcountTable::Moved { .. }, change) => *change = TableChange::Moved,
+            (ChangedRefcountTable::Entries { blocks, .. }, TableChange::Entries(indexes)) => {
+                indexes.extend(blocks.into_keys());
+            }
+            (ChangedRefcountTable::Entries { blocks, .. }, change @ TableChange::None) => {
+                *change = TableChange::Entries(blocks.into_keys().collect());
+            }
+        }
+    }
 }

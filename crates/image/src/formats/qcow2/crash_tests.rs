@@ -18,9 +18,11 @@ use super::layer::Qcow2Layer;
 use super::layout::{new_header, write_empty};
 use super::writer::Qcow2Mut;
 use crate::file::ImageFile;
+use crate::file::flush_tests::{FlushCase, check_allocating_flushes, check_flushes};
 use crate::file::memory::{MemoryFile, Random, RecordingFile};
 use crate::model::create_options::{CreateOptions, Qcow2Options};
 use crate::model::layered::{BackingUse, Layered as _};
+use crate::model::mapped_extent::MappedKind;
 use crate::{BulkWriter, Compression};
 
 const DISK_BYTES: u64 = 300_000;
@@ -339,6 +341,110 @@ fn failed_write_or_sync_damages_nothing() {
                 break;
             }
             fail_at += 3;
+        }
+    }
+}
+
+/// Flushes of an image that is read and written meanwhile.
+#[test]
+fn busy_flushes_keep_flushed_data() {
+    let mut sparse_count = 0;
+    for case in cases() {
+        let backing = || case.backing.clone();
+        let flush_case = FlushCase {
+            name: case.name,
+            start: case.start.clone(),
+            open: &|file| Arc::new(Qcow2Mut::new(open(file, backing()).unwrap()).unwrap()),
+            read: &|file, what| {
+                let header = load_header(&*file, "image").unwrap();
+                let report = check(&file, &header, "image", None).unwrap();
+                assert_eq!(report.corruption_count, 0, "{what}: {:?}", report.problems);
+                let mut found = vec![0xee; to_usize(DISK_BYTES)];
+                open(file, backing())
+                    .unwrap()
+                    .read(&mut found, 0, BackingUse::Backing)
+                    .unwrap();
+                found
+            },
+        };
+        let layer = open(Arc::new(MemoryFile::new(case.start.clone())), None).unwrap();
+        let last = layer.run(DISK_BYTES - 1, 1).unwrap();
+        if !matches!(last.kind, MappedKind::Data { .. }) {
+            check_allocating_flushes(&flush_case);
+            sparse_count += 1;
+        }
+        check_flushes(&flush_case);
+    }
+    assert!(sparse_count > 3, "no image has unallocated clusters");
+}
+
+/// A failed write leaves all changes of a commit pending, also those that were made meanwhile: the next flush stores
+/// them. A crash during that flush damages nothing.
+#[test]
+fn flush_after_a_failed_write_stores_everything() {
+    for case in cases() {
+        for fail_at in 1.. {
+            let file = Arc::new(RecordingFile::new(case.start.clone(), None));
+            let device = Arc::new(Qcow2Mut::new(open(file.clone(), case.backing.clone()).unwrap()).unwrap());
+            let what = format!("{}, operation {fail_at} of the flush fails", case.name);
+            let mut disk = case.disk.clone();
+            let mut random = Random(fail_at as u64);
+            for (place, fill) in [(0..9000, 1), (100_000..170_000, 2), (290_000..300_000, 3)] {
+                disk[place.clone()].fill(fill);
+                device.write_at(&disk[place.clone()], place.start as u64).unwrap();
+            }
+            file.set_during_sync(Some({
+                let device = Arc::clone(&device);
+                let mut at = 20_000;
+                Box::new(move || {
+                    // This may be the operation that fails.
+                    device.write_at(&[4; 600], at).ok();
+                    at += 600;
+                })
+            }));
+            let before = file.operation_count();
+            file.fail_at(before + fail_at);
+            let failed = device.flush();
+            file.set_during_sync(None);
+            let is_over = file.operation_count() < before + fail_at;
+            file.fail_at(0);
+            let failed_at = file.operation_count();
+            if device.flush().is_ok() {
+                let change = |range| WorkloadStep {
+                    operations: 0,
+                    kind: WorkloadStepKind::Change(range),
+                };
+                let before = WorkloadStep {
+                    operations: 0,
+                    kind: WorkloadStepKind::Flushed(case.disk.clone()),
+                };
+                let moments = [
+                    before,
+                    change(0..22_400),
+                    change(100_000..170_000),
+                    change(290_000..DISK_BYTES),
+                ];
+                for operations in failed_at..=file.operation_count() {
+                    for _ in 0..4 {
+                        let crashed = file.crashed_after(operations, |bound| random.below(bound));
+                        assert_sound(crashed, &case, &moments, operations, &what);
+                    }
+                }
+                let mut now = vec![0xee; disk.len()];
+                device.read_at(&mut now, 0).unwrap();
+                disk[20_000..22_400].copy_from_slice(&now[20_000..22_400]);
+                assert!(now == disk, "{what}");
+                let moments = [WorkloadStep {
+                    operations: 0,
+                    kind: WorkloadStepKind::Flushed(disk),
+                }];
+                let synced = file.crashed_after(file.operation_count(), |_| 1);
+                assert_sound(synced, &case, &moments, file.operation_count(), &what);
+            }
+            if is_over {
+                failed.unwrap();
+                break;
+            }
         }
     }
 }

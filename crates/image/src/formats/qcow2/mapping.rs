@@ -27,6 +27,8 @@ pub(crate) struct Mapping {
     pub(crate) l1: Vec<u64>,
     /// L2 tables with pending changes, by L1 index.
     pub(crate) changed: BTreeMap<u64, Arc<L2Table>>,
+    /// L2 tables that a commit is storing: older than `changed`, newer than the file.
+    pub(crate) storing: BTreeMap<u64, Arc<L2Table>>,
     cache: SharedCache<L2Table>,
     file_length: KnownLength,
     zero_clusters: bool,
@@ -56,6 +58,7 @@ impl Mapping {
             place: parts.place,
             l1: to_words(&bytes),
             changed: BTreeMap::new(),
+            storing: BTreeMap::new(),
             cache: SharedCache::new(parts.cache_bytes),
             file_length: KnownLength::default(),
             zero_clusters: parts.version >= 3,
@@ -64,7 +67,7 @@ impl Mapping {
 
     /// The L2 table of L1 entry `index`, if there is one.
     pub(crate) fn table(&self, index: u64) -> Result<Option<Arc<L2Table>>> {
-        if let Some(table) = self.changed.get(&index) {
+        if let Some(table) = self.changed.get(&index).or_else(|| self.storing.get(&index)) {
             return Ok(Some(Arc::clone(table)));
         }
         let offset = self.l1.get(to_usize(index)).map_or(0, |entry| entry & OFFSET_MASK);

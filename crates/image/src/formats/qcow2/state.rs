@@ -1,14 +1,7 @@
-//! The state of an image that is written, and the order in which it is stored.
+//! The state of an image that is written.
 //!
 //! Data is written at once, into clusters without stored references (or in place, if the image does not share the
-//! cluster). Metadata stays in memory until [`Qcow2State::commit`] stores it in this order, with syncs at `|`:
-//!
-//! ```text
-//! data, refcount blocks, new L2 tables | refcount table | L2 tables in place, L1 entries | refcounts of what was freed
-//! ```
-//!
-//! Each step refers only to what an earlier step made durable. After a crash there is the old or the new reference,
-//! both to complete structures with sufficient refcounts; at worst, clusters are leaked.
+//! cluster). Metadata stays in memory until a commit stores it, in the order that `commit.rs` describes.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,7 +9,7 @@ use std::sync::Arc;
 
 use holdfast_block::to_usize;
 
-use super::allocator::{Allocator, StoreOutcome};
+use super::allocator::Allocator;
 use super::check::is_truncated;
 use super::entry::{COPIED, ClusterKind, DataLocation, HostCluster, L2Entry, Sharing};
 use super::features::{AUTOCLEAR_RAW_DATA_FILE, INCOMPATIBLE_CORRUPT, INCOMPATIBLE_DIRTY};
@@ -27,7 +20,6 @@ use super::mapping::set_entry_in;
 use super::refcount::last_used_end;
 use super::snapshot;
 use crate::error::corrupt;
-use crate::model::bytes::from_words;
 use crate::{Error, Result};
 
 /// Memory for changed L2 tables before they are stored.
@@ -38,16 +30,17 @@ const RELEASE_COUNT_MAX: usize = 1 << 20;
 pub(crate) struct Qcow2State {
     pub(crate) layer: Qcow2Layer,
     pub(crate) allocator: Allocator,
-    changed_l1: BTreeSet<u64>,
+    /// Indexes of changed L1 entries.
+    pub(super) changed_l1: BTreeSet<u64>,
     /// L1 indexes of changed tables in clusters without stored references.
-    new_tables: BTreeSet<u64>,
+    pub(super) new_tables: BTreeSet<u64>,
     health: Health,
 }
 
 /// Whether the image may still be written.
 enum Health {
     Good,
-    /// No: after a failed sync or because of damage, the stored state is unknown or untrusted.
+    /// No: after a failed sync or because of damage, the stored state is unknown or untrusted. Holds the reason.
     Poisoned(String),
 }
 
@@ -139,7 +132,11 @@ impl Qcow2State {
         let kept = self.layer.header.autoclear & AUTOCLEAR_RAW_DATA_FILE;
         if kept != self.layer.header.autoclear {
             self.layer.file.write_at(&kept.to_be_bytes(), AUTOCLEAR_AT)?;
-            self.sync_file()?;
+            self.layer.file.sync().map_err(|error| {
+                let error = Error::from(error);
+                self.poison(&error);
+                error
+            })?;
             self.layer.header.autoclear = kept;
         }
         Ok(())
@@ -158,27 +155,11 @@ impl Qcow2State {
         }
     }
 
-    fn sync_file(&mut self) -> Result<()> {
-        let result = self.layer.file.sync();
-        self.note_sync(result)
-    }
-
-    /// Makes all data durable.
-    pub(crate) fn sync_data(&mut self) -> Result<()> {
-        let mut result = self.layer.file.sync();
-        if self.place() == DataLocation::External {
-            result = result.and(self.layer.data.sync());
-        }
-        self.note_sync(result)
-    }
-
-    fn note_sync(&mut self, result: holdfast_block::Result<()>) -> Result<()> {
-        // After a failed sync the kernel may have dropped the pages: a second attempt would report success for lost
-        // writes.
-        if let Err(error) = &result {
-            self.health = Health::Poisoned(error.to_string());
-        }
-        Ok(result?)
+    /// Refuses all writes from now on, after a failed sync.
+    ///
+    /// The kernel may have dropped the pages: a second attempt would report success for lost writes.
+    pub(crate) fn poison(&mut self, reason: &Error) {
+        self.health = Health::Poisoned(reason.to_string());
     }
 
     /// Whether metadata changes are pending.
@@ -186,81 +167,10 @@ impl Qcow2State {
         !self.layer.mapping.changed.is_empty() || !self.changed_l1.is_empty() || self.allocator.is_changed()
     }
 
-    /// Commits if pending changes exceed their memory limit.
-    pub(crate) fn commit_if_large(&mut self) -> Result<()> {
+    /// Whether pending changes exceed their memory limit: the caller must commit.
+    pub(crate) fn is_large(&self) -> bool {
         let changed_bytes = self.layer.mapping.changed.len() as u64 * self.geometry().cluster_bytes();
-        if changed_bytes > CHANGED_BYTES_MAX || self.allocator.release_count() > RELEASE_COUNT_MAX {
-            self.commit()?;
-        }
-        Ok(())
-    }
-
-    /// Stores everything, in the order that the module documentation describes.
-    pub(crate) fn commit(&mut self) -> Result<()> {
-        self.check_health()?;
-        if !self.is_changed() {
-            return self.sync_data();
-        }
-        self.allocator.store_blocks()?;
-        for index in &self.new_tables {
-            self.store_table(*index)?;
-        }
-        self.sync_data()?;
-        if self.allocator.store_table()? == StoreOutcome::Something {
-            self.sync_file()?;
-        }
-        for index in self.layer.mapping.changed.keys() {
-            if !self.new_tables.contains(index) {
-                self.store_table(*index)?;
-            }
-        }
-        self.store_l1()?;
-        self.sync_file()?;
-        self.changed_l1.clear();
-        self.new_tables.clear();
-        for (index, table) in std::mem::take(&mut self.layer.mapping.changed) {
-            let offset = self.layer.mapping.l1[to_usize(index)] & OFFSET_MASK;
-            self.layer.mapping.cache_table(offset, table);
-        }
-        self.free()
-    }
-
-    fn store_table(&self, index: u64) -> Result<()> {
-        let offset = self.layer.mapping.l1[to_usize(index)] & OFFSET_MASK;
-        let table = &self.layer.mapping.changed[&index];
-        Ok(self.layer.file.write_at(&from_words(table), offset)?)
-    }
-
-    fn store_l1(&self) -> Result<()> {
-        let mut indexes = self.changed_l1.iter().copied().peekable();
-        while let Some(first) = indexes.next() {
-            let mut end = first + 1;
-            while indexes.next_if_eq(&end).is_some() {
-                end += 1;
-            }
-            let words = &self.layer.mapping.l1[to_usize(first)..to_usize(end)];
-            let at = self.layer.header.l1.offset + first * POINTER_BYTES;
-            self.layer.file.write_at(&from_words(words), at)?;
-        }
-        Ok(())
-    }
-
-    /// Applies pending decrements, and punches the freed clusters.
-    fn free(&mut self) -> Result<()> {
-        let freed = self.allocator.apply_releases()?;
-        let cluster_bytes = self.geometry().cluster_bytes();
-        let mut offsets = freed.into_iter().peekable();
-        while let Some(start) = offsets.next() {
-            self.layer.mapping.evict(start);
-            let mut end = start + cluster_bytes;
-            while let Some(next) = offsets.next_if_eq(&end) {
-                self.layer.mapping.evict(next);
-                end += cluster_bytes;
-            }
-            self.layer.file.punch(start..end)?;
-        }
-        // No sync: until the next one, the old refcounts are too high, which is only a leak.
-        self.allocator.store_blocks()
+        changed_bytes > CHANGED_BYTES_MAX || self.allocator.release_count() > RELEASE_COUNT_MAX
     }
 
     /// Replaces the entry of guest cluster `cluster`. The host cluster of the old entry (`meaning`) is released unless

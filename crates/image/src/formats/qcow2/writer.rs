@@ -1,12 +1,16 @@
 //! Writing to a qcow2 image.
 //!
 //! Several threads may write into clusters that are not shared; metadata changes are made one at a time.
+//!
+//! A flush takes the changes of the metadata, and then syncs and writes without a lock: no read and no write waits for
+//! a sync. What is written meanwhile becomes durable with the next flush. Flushes at the same time share a round of
+//! syncs.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, Result as BlockResult, to_usize};
+use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, FlushRounds, Result as BlockResult, to_usize};
 
 use super::change::{trim_cluster, write_new, zero_cluster};
 use super::entry::{DataLocation, L2Entry};
@@ -22,6 +26,8 @@ pub(crate) struct Qcow2Mut {
     state: RwLock<Qcow2State>,
     /// Set after the autoclear bits of unmaintained features were cleared.
     is_announced: AtomicBool,
+    /// The commits, one at a time.
+    rounds: FlushRounds,
 }
 
 impl Qcow2Mut {
@@ -31,6 +37,7 @@ impl Qcow2Mut {
             unit_bytes: layer.unit_bytes(),
             state: RwLock::new(Qcow2State::new(layer)?),
             is_announced: AtomicBool::new(false),
+            rounds: FlushRounds::new(),
         })
     }
 
@@ -77,6 +84,37 @@ impl Qcow2Mut {
         result
     }
 
+    /// Commits if the last change found that many changes are pending.
+    fn commit_if(&self, is_large: bool) -> Result<()> {
+        if is_large { self.commit() } else { Ok(()) }
+    }
+
+    /// Makes all completed writes durable.
+    fn commit(&self) -> Result<()> {
+        self.rounds.flush(|| self.commit_round())
+    }
+
+    fn commit_round(&self) -> Result<()> {
+        let only_data = {
+            let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+            state.check_health()?;
+            (!state.is_changed()).then(|| state.data_files())
+        };
+        if let Some(files) = only_data {
+            return files.sync().map_err(|error| {
+                let error = Error::from(error);
+                self.state
+                    .write()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .poison(&error);
+                error
+            });
+        }
+        let changes = self.change(Qcow2State::begin_commit)?;
+        let stored = changes.store();
+        self.change(|state| state.end_commit(changes, stored))
+    }
+
     fn write(&self, data: &[u8], offset: u64) -> Result<()> {
         self.announce()?;
         let mut done = 0;
@@ -87,11 +125,13 @@ impl Qcow2Mut {
                 Ok(count) => count,
             };
             if done < data.len() {
+                let mut is_large = false;
                 done += self.change(|state| {
                     let count = write_new(state, &data[done..], offset + done as u64)?;
-                    state.commit_if_large()?;
+                    is_large = state.is_large();
                     Ok(count)
                 })?;
+                self.commit_if(is_large)?;
             }
         }
         Ok(())
@@ -116,6 +156,7 @@ impl Qcow2Mut {
         self.announce()?;
         let mut at = range.start;
         while at < range.end {
+            let mut is_large = false;
             at = self.change(|state| {
                 let mut at = at;
                 // A bounded number of clusters per lock, so that other threads can read in between.
@@ -128,15 +169,16 @@ impl Qcow2Mut {
                         let within = geometry.offset_in_cluster(at);
                         let end = (within + (range.end - at)).min(geometry.cluster_bytes());
                         act(state, geometry.cluster_of(at), within..end)?;
-                        state.commit_if_large()?;
                         at += end - within;
+                        is_large = state.is_large();
                     }
-                    if at >= range.end {
+                    if at >= range.end || is_large {
                         break;
                     }
                 }
                 Ok(at)
             })?;
+            self.commit_if(is_large)?;
         }
         Ok(())
     }
@@ -148,16 +190,16 @@ impl Qcow2Mut {
     /// For images without a backing file.
     pub(crate) fn preallocate(&self) -> Result<()> {
         self.announce()?;
-        let mut cluster = 0;
-        loop {
+        let (mut cluster, mut end) = (0, 1);
+        while cluster < end {
+            let mut is_large = false;
             cluster = self.change(|state| {
                 let geometry = state.geometry();
-                let end = geometry.clusters_for(state.layer.size_bytes);
+                end = geometry.clusters_for(state.layer.size_bytes);
+                if cluster == end {
+                    return Ok(cluster);
+                }
                 let hosts = match state.place() {
-                    _ if cluster == end => {
-                        state.commit()?;
-                        return Ok(u64::MAX);
-                    }
                     DataLocation::External => geometry.offset_of(cluster)..geometry.offset_of(end),
                     DataLocation::Inside => state.allocator.allocate(end - cluster)?,
                 };
@@ -179,19 +221,18 @@ impl Qcow2Mut {
                         L2Entry::data(host, geometry),
                         OldCluster::Released,
                     )?;
-                    state.commit_if_large()?;
                 }
                 if state.place() == DataLocation::Inside {
                     state
                         .allocator
                         .free_unreferenced(hosts.start + geometry.offset_of(count)..hosts.end)?;
                 }
+                is_large = state.is_large();
                 Ok(cluster + count)
             })?;
-            if cluster == u64::MAX {
-                return Ok(());
-            }
+            self.commit_if(is_large)?;
         }
+        self.commit()
     }
 }
 
@@ -241,6 +282,30 @@ impl BlockDeviceMut for Qcow2Mut {
     }
 
     fn flush(&self) -> BlockResult<()> {
-        Ok(self.change(Qcow2State::commit)?)
+        Ok(self.commit()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::{Qcow2Layer, Qcow2Mut};
+    use crate::file::ImageFile;
+    use crate::file::flush_tests::syncs_of_joined_flushes;
+    use crate::file::memory::RecordingFile;
+    use crate::formats::qcow2::header::load_header;
+    use crate::formats::qcow2::layout::{new_header, write_empty};
+    use crate::model::create_options::CreateOptions;
+
+    #[test]
+    fn flushes_at_the_same_time_take_two_rounds() {
+        let recording = Arc::new(RecordingFile::new(Vec::new(), None));
+        write_empty(&*recording, new_header(&CreateOptions::qcow2(4 << 20)).unwrap()).unwrap();
+        let file: Arc<dyn ImageFile> = recording.clone();
+        let header = load_header(&*file, "image").unwrap();
+        let device = Qcow2Mut::new(Qcow2Layer::new("image".into(), header, file, None, None).unwrap()).unwrap();
+        let count = syncs_of_joined_flushes(&recording, &device, &device.rounds, &|| device.commit_round());
+        assert_eq!(count, 4, "data and tables, twice");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::header::{AT_MODIFICATION, AT_STORED, VdiHeader, VdiKind};
 use super::{FREE, ZERO};
-use crate::allocation_table::pages::Pages;
+use crate::allocation_table::pages::{Pages, TableChanges};
 use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -158,9 +158,13 @@ impl AllocationTable for VdiTables {
         self.pages.changed_bytes()
     }
 
-    fn store(&mut self) -> Result<()> {
+    fn take_changes(&mut self) -> TableChanges {
         // VirtualBox stores the next block at this number: it must be above all numbers in the map.
         let map = self.header.map_offset..self.header.map_offset + self.header.block_count * 4;
-        self.pages.store(&map)
+        self.pages.take_changes(map)
+    }
+
+    fn changes_stored(&mut self) {
+        self.pages.changes_stored();
     }
 }

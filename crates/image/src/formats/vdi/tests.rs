@@ -8,7 +8,7 @@ use super::create::{NewVdi, write_empty};
 use super::header::{VdiHeader, VdiKind};
 use super::tables::VdiTables;
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_busy_flushes, survive_crashes};
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
 use crate::{ImageId, Result};
@@ -43,8 +43,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
-#[test]
-fn crash_keeps_flushed_data() {
+fn crash_cases() -> Vec<TableCrashCase> {
     let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
@@ -52,11 +51,21 @@ fn crash_keeps_flushed_data() {
         open,
         check: |file| super::check::check(&*file, &VdiHeader::load(&*file, "image")?),
     };
-    survive_crashes(vec![
+    vec![
         case("dynamic", VdiKind::Dynamic),
         case("fixed", VdiKind::Fixed),
         case("differencing", VdiKind::Differencing),
-    ]);
+    ]
+}
+
+#[test]
+fn crash_keeps_flushed_data() {
+    survive_crashes(crash_cases());
+}
+
+#[test]
+fn busy_flushes_keep_flushed_data() {
+    survive_busy_flushes(crash_cases());
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::header::VhdHeader;
 use super::sparse::SparseHeader;
 use super::{FREE, SECTOR_BYTES};
 use crate::allocation_table::bits::BitOrder;
-use crate::allocation_table::pages::Pages;
+use crate::allocation_table::pages::{Pages, TableChanges};
 use crate::allocation_table::{AllocationTable, clear_room, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -28,6 +28,7 @@ pub(super) const DISK_BYTES_MAX: u64 = 2040 << 30;
 /// The mapping of a fixed image, which has no tables.
 struct FixedTables {
     disk_bytes: u64,
+    file: Arc<dyn ImageFile>,
 }
 
 impl AllocationTable for FixedTables {
@@ -67,9 +68,11 @@ impl AllocationTable for FixedTables {
         0
     }
 
-    fn store(&mut self) -> Result<()> {
-        Ok(())
+    fn take_changes(&mut self) -> TableChanges {
+        TableChanges::none(&self.file)
     }
+
+    fn changes_stored(&mut self) {}
 }
 
 /// The tables of an image, by its kind.
@@ -77,6 +80,7 @@ pub(crate) fn of(image: Arc<str>, header: VhdHeader, file: Arc<dyn ImageFile>) -
     match header.sparse.clone() {
         None => Box::new(FixedTables {
             disk_bytes: header.footer.disk_bytes(),
+            file,
         }),
         Some(sparse) => Box::new(SparseTables::new(image, header, sparse, file)),
     }
@@ -303,9 +307,13 @@ impl AllocationTable for SparseTables {
         self.pages.changed_bytes()
     }
 
-    fn store(&mut self) -> Result<()> {
+    fn take_changes(&mut self) -> TableChanges {
         // Bitmaps before the table that refers to them.
         let table = self.header.table_offset..self.header.table_offset + self.header.entry_count * 4;
-        self.pages.store(&table)
+        self.pages.take_changes(table)
+    }
+
+    fn changes_stored(&mut self) {
+        self.pages.changes_stored();
     }
 }

@@ -11,7 +11,7 @@ use super::header::VhdHeader;
 use super::stream::VhdStream;
 use super::{check, checksum};
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_busy_flushes, survive_crashes};
 use crate::allocation_table::writer::TableMut;
 use crate::file::ImageFile;
 use crate::file::memory::MemoryFile;
@@ -42,8 +42,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
-#[test]
-fn crash_keeps_flushed_data() {
+fn crash_cases() -> Vec<TableCrashCase> {
     let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
@@ -51,11 +50,21 @@ fn crash_keeps_flushed_data() {
         open,
         check: |file| check::check(&*file, &VhdHeader::load(&*file, "image")?),
     };
-    survive_crashes(vec![
+    vec![
         case("dynamic", ImageKind::Dynamic),
         case("fixed", ImageKind::Fixed),
         case("differencing", ImageKind::Differencing),
-    ]);
+    ]
+}
+
+#[test]
+fn crash_keeps_flushed_data() {
+    survive_crashes(crash_cases());
+}
+
+#[test]
+fn busy_flushes_keep_flushed_data() {
+    survive_busy_flushes(crash_cases());
 }
 
 #[test]

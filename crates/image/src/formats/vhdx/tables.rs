@@ -10,7 +10,7 @@ use super::header::{Region, VhdxHeader};
 use super::metadata::Metadata;
 use super::opened::OpenedVhdx;
 use crate::allocation_table::bits::BitOrder;
-use crate::allocation_table::pages::Pages;
+use crate::allocation_table::pages::{Pages, TableChanges};
 use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -164,17 +164,13 @@ impl VhdxTables {
         Ok(start)
     }
 
-    /// Allocates the sector bitmap block that covers block `index`. It is durable at once: no entry may claim sector
-    /// bits before.
+    /// Allocates the sector bitmap block that covers block `index`. Its entry is stored before the others: none of them
+    /// may claim sector bits before.
     fn make_bits(&mut self, index: u64) -> Result<()> {
-        let room = self.room(MIB)?;
-        self.file.sync()?;
+        let entry = BatEntry::new(state::BITS_PRESENT, self.room(MIB)?);
         let number = self.metadata.entry_of_bits(index);
-        let entry = BatEntry::new(state::BITS_PRESENT, room);
-        self.file
-            .write_at(&entry.0.to_le_bytes(), self.bat.offset + number * 8)?;
-        self.file.sync()?;
-        self.set_entry(number, entry)
+        self.pages
+            .write_early(&entry.0.to_le_bytes(), self.bat.offset + number * 8)
     }
 
     /// Marks `sectors` of block `index` as stored; with `is_new`, unmarks all others.
@@ -356,9 +352,13 @@ impl AllocationTable for VhdxTables {
         self.pages.changed_bytes()
     }
 
-    fn store(&mut self) -> Result<()> {
+    fn take_changes(&mut self) -> TableChanges {
         // Bitmaps before the table that refers to them.
         self.pages
-            .store(&(self.bat.offset..self.bat.offset + self.bat.length_bytes))
+            .take_changes(self.bat.offset..self.bat.offset + self.bat.length_bytes)
+    }
+
+    fn changes_stored(&mut self) {
+        self.pages.changes_stored();
     }
 }

@@ -10,7 +10,7 @@ use super::opened::OpenedVhdx;
 use super::tables::VhdxTables;
 use super::{MIB, checksum, seal};
 use crate::allocation_table::TableLayer;
-use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_busy_flushes, survive_crashes};
 use crate::file::memory::MemoryFile;
 use crate::file::{Access, ImageFile};
 use crate::model::info::ImageKind;
@@ -48,8 +48,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
-#[test]
-fn crash_keeps_flushed_data() {
+fn crash_cases() -> Vec<TableCrashCase> {
     let case = |name, kind| TableCrashCase {
         name,
         start: empty(kind),
@@ -57,10 +56,20 @@ fn crash_keeps_flushed_data() {
         open,
         check: |file| super::check::check(&OpenedVhdx::load(file, Access::Read, "image")?),
     };
-    survive_crashes(vec![
+    vec![
         case("dynamic", ImageKind::Dynamic),
         case("differencing", ImageKind::Differencing),
-    ]);
+    ]
+}
+
+#[test]
+fn crash_keeps_flushed_data() {
+    survive_crashes(crash_cases());
+}
+
+#[test]
+fn busy_flushes_keep_flushed_data() {
+    survive_busy_flushes(crash_cases());
 }
 
 /// Adds a log with these sector changes, each in its own entry; the last `cut` bytes of the last entry are missing.

@@ -9,7 +9,7 @@ use super::concatenated::{Concatenated, WINDOW_BYTES};
 use super::extent::SparseExtent;
 use super::overlap::is_first_directory_invalid;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
-use crate::allocation_table::pages::Pages;
+use crate::allocation_table::pages::{Pages, TableChanges};
 use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
 use crate::error::corrupt;
 use crate::file::ImageFile;
@@ -479,9 +479,13 @@ impl AllocationTable for VmdkTables {
         self.pages.changed_bytes()
     }
 
-    fn store(&mut self) -> Result<()> {
+    fn take_changes(&mut self) -> TableChanges {
         // Any order is right: a table reads as zero before its place is stored, and grains are written before their
         // entries.
-        self.pages.store(&(0..0))
+        self.pages.take_changes(0..0)
+    }
+
+    fn changes_stored(&mut self) {
+        self.pages.changes_stored();
     }
 }

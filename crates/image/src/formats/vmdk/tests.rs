@@ -11,7 +11,7 @@ use super::extent::SparseExtent;
 use super::stream::specimen::{GRAIN_BYTES, SpecimenItem, TablePlacement, grain, stream};
 use super::tables::{OpenedVmdk, VmdkExtent, VmdkExtentKind, VmdkTables};
 use crate::Result;
-use crate::allocation_table::crash_tests::{TableCrashCase, survive_crashes};
+use crate::allocation_table::crash_tests::{TableCrashCase, survive_busy_flushes, survive_crashes};
 use crate::allocation_table::writer::TableMut;
 use crate::allocation_table::{AllocationTable as _, TableLayer};
 use crate::file::ImageFile;
@@ -65,8 +65,7 @@ fn open(file: Arc<dyn ImageFile>, backing: Option<Arc<dyn BlockDevice>>) -> Resu
     Ok(TableLayer::new("image".into(), file, tables, backing))
 }
 
-#[test]
-fn crash_keeps_flushed_data() {
+fn crash_cases() -> Vec<TableCrashCase> {
     let case = |name, start, has_parent| TableCrashCase {
         name,
         start,
@@ -74,11 +73,21 @@ fn crash_keeps_flushed_data() {
         open,
         check: |file| super::check::check(&opened(file)?),
     };
-    survive_crashes(vec![
+    vec![
         case("sparse", empty(), false),
         case("without tables", without_tables(), false),
         case("a child", empty(), true),
-    ]);
+    ]
+}
+
+#[test]
+fn crash_keeps_flushed_data() {
+    survive_crashes(crash_cases());
+}
+
+#[test]
+fn busy_flushes_keep_flushed_data() {
+    survive_busy_flushes(crash_cases());
 }
 
 /// A compressed grain must be complete, and its marker must match its entry, also if it is cached.

@@ -120,7 +120,7 @@ fn moved_parent_must_be_allowed() {
     }
 }
 
-/// The search for the parent must not open the image again: closing the second descriptor would release its lock.
+/// The search for the parent opens and closes other images of the folder; the lock of the image stays.
 #[test]
 fn parent_search_keeps_the_lock() {
     for (format, extension) in [

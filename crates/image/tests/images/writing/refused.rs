@@ -80,3 +80,27 @@ fn image_in_use_by_qemu_is_locked() {
     drop(running);
     open_mut(&image, &OpenOptions::default()).unwrap();
 }
+
+/// A server that has an image open for writing also opens it to check or describe it.
+#[test]
+fn other_opens_by_the_same_process_keep_the_lock() {
+    let lab = Lab::new();
+    for name in ["image.qcow2", "image.raw"] {
+        let image = lab.path(name);
+        match name {
+            "image.raw" => drop(lab.raw(name, MIB, 1)),
+            _ => create(&image, &CreateOptions::qcow2(MIB)).unwrap(),
+        }
+        let device = open_mut(&image, &OpenOptions::default()).unwrap();
+        drop(open(&image, &OpenOptions::default()).unwrap());
+        drop(fs::File::open(&image).unwrap());
+        let again = open_mut(&image, &OpenOptions::default());
+        assert!(matches!(again, Err(Error::Locked { .. })), "{name}");
+        drop(again);
+        let refused = peer::qemu_img_fails(&["resize", "-f", "raw", path_text(&image), "8M"]);
+        assert!(refused.contains("lock"), "{name}: {refused}");
+        device.write_at(&[1], 0).unwrap();
+        drop(device);
+        open_mut(&image, &OpenOptions::default()).unwrap();
+    }
+}

@@ -1,0 +1,144 @@
+//! Locks that keep other programs away from a file.
+
+use std::fs::File;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+/// The result of [`lock_file`].
+#[derive(Debug)]
+pub enum LockOutcome {
+    /// The file is locked.
+    Locked(FileLock),
+    /// Another open of the file, in this process or in another one, holds a lock.
+    HeldElsewhere,
+    /// The file system has no locks (some FUSE and 9p mounts); no program can lock the file.
+    Unsupported,
+}
+
+/// A lock on a file, which is released when this is dropped.
+#[derive(Debug)]
+pub struct FileLock {
+    /// A descriptor of the open file that is locked.
+    file: File,
+}
+
+/// Takes an exclusive lock on the whole of `file`, which must be open for writing. Does not wait.
+///
+/// It is a lock of the open file description (`F_OFD_SETLK`), which other opens of the file do not affect. A POSIX
+/// record lock (`F_SETLK`) would end as soon as the process closes any descriptor of the file, also one of another
+/// open. Both kinds conflict with each other, so programs that take POSIX record locks (swtpm) or lock single bytes
+/// (QEMU) are kept away, and keep this lock away.
+pub fn lock_file(file: &File) -> std::io::Result<LockOutcome> {
+    let duplicate = file.try_clone()?;
+    match set_lock(&duplicate, libc::F_WRLCK) {
+        Ok(()) => Ok(LockOutcome::Locked(FileLock { file: duplicate })),
+        Err(errno) => refused(errno),
+    }
+}
+
+/// What it means that a lock was not granted.
+fn refused(errno: Errno) -> std::io::Result<LockOutcome> {
+    match errno {
+        Errno::EAGAIN | Errno::EACCES => Ok(LockOutcome::HeldElsewhere),
+        Errno::ENOLCK | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::EINVAL => Ok(LockOutcome::Unsupported),
+        errno => Err(errno.into()),
+    }
+}
+
+fn set_lock(file: &File, kind: libc::c_int) -> nix::Result<()> {
+    #[expect(clippy::cast_possible_truncation, reason = "all kinds are small")]
+    let whole = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        // To the end of the file, however long it becomes.
+        l_len: 0,
+        // Other values are refused.
+        l_pid: 0,
+    };
+    fcntl(file, FcntlArg::F_OFD_SETLK(&whole)).map(drop)
+}
+
+impl Drop for FileLock {
+    /// Closing the descriptors is not enough: a process that another thread is starting has copies of them until it
+    /// executes its program.
+    fn drop(&mut self) {
+        // An error leaves the lock until the file is closed.
+        set_lock(&self.file, libc::F_UNLCK).ok();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::path::Path;
+
+    use nix::errno::Errno;
+    use rustix::fs::{FlockOperation, fcntl_lock};
+
+    use super::{FileLock, LockOutcome, lock_file, refused};
+
+    fn open(path: &Path) -> File {
+        File::options().read(true).write(true).open(path).unwrap()
+    }
+
+    /// The lock on a file, unless another one is held.
+    fn lock(file: &File) -> Option<FileLock> {
+        match lock_file(file).unwrap() {
+            LockOutcome::Locked(lock) => Some(lock),
+            LockOutcome::HeldElsewhere => None,
+            LockOutcome::Unsupported => panic!("the tests need a file system with locks"),
+        }
+    }
+
+    #[test]
+    fn another_open_of_the_file_neither_gets_nor_drops_the_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let first = open(file.path());
+        let held = lock(&first).unwrap();
+        drop(first);
+        for _ in 0..2 {
+            let second = open(file.path());
+            assert!(lock(&second).is_none());
+            drop(second);
+            drop(File::open(file.path()).unwrap());
+        }
+        drop(held);
+        lock(&open(file.path())).unwrap();
+    }
+
+    /// A descriptor that a new process inherits is such a copy.
+    #[test]
+    fn a_copy_of_the_descriptor_does_not_keep_a_released_lock() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let first = open(file.path());
+        let copy = first.try_clone().unwrap();
+        drop(lock(&first).unwrap());
+        lock(&open(file.path())).unwrap();
+        drop(copy);
+    }
+
+    /// Record locks are those of other programs, such as swtpm. The kernel compares the owners, not the processes.
+    #[test]
+    fn record_locks_conflict_in_both_directions() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (own, other) = (open(file.path()), open(file.path()));
+        let held = lock(&own).unwrap();
+        fcntl_lock(&other, FlockOperation::NonBlockingLockExclusive).unwrap_err();
+        drop(held);
+        fcntl_lock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(lock(&own).is_none());
+    }
+
+    #[test]
+    fn a_file_system_without_locks_is_no_error_and_a_wrong_descriptor_is() {
+        for errno in [Errno::ENOLCK, Errno::EOPNOTSUPP, Errno::ENOSYS, Errno::EINVAL] {
+            assert!(matches!(refused(errno), Ok(LockOutcome::Unsupported)));
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let error = lock_file(&File::open(file.path()).unwrap()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(Errno::EBADF as i32));
+    }
+}
