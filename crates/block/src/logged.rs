@@ -20,7 +20,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use log::{AreaId, LogRecord};
 pub use log::{ReplayReport, WriteLog};
 
-use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
+use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, FlushRounds, Result};
 
 /// A longer write is split: a record must fit in an area of the log.
 const WRITE_BYTES_MAX: usize = 1 << 20;
@@ -31,6 +31,7 @@ pub struct LoggedDevice<D> {
     log: WriteLog,
     state: Mutex<State>,
     changed: Condvar,
+    rounds: FlushRounds,
 }
 
 #[derive(Default)]
@@ -41,7 +42,9 @@ struct State {
     second: Area,
     /// Ranges of writes that the device is executing.
     writing: Vec<Range<u64>>,
-    flush: Flush,
+    /// A flush of the device has failed, or is running. Data of a failed flush may be lost although a later flush would
+    /// succeed, so all later flushes fail. The log still has the data for a successor.
+    has_failed: bool,
 }
 
 impl State {
@@ -60,17 +63,6 @@ struct Area {
     writing_count: usize,
 }
 
-/// Flushes that wait for the same flush of the device share it.
-#[derive(Default)]
-struct Flush {
-    is_running: bool,
-    started_count: u64,
-    completed_count: u64,
-    /// A flush of the device has failed. Its data may be lost although a later flush would succeed, so all later flushes
-    /// fail. The log still has the data for a successor.
-    has_failed: bool,
-}
-
 impl<D: BlockDeviceMut> LoggedDevice<D> {
     /// Uses an empty log.
     ///
@@ -85,6 +77,7 @@ impl<D: BlockDeviceMut> LoggedDevice<D> {
             log,
             state: Mutex::default(),
             changed: Condvar::new(),
+            rounds: FlushRounds::new(),
         })
     }
 
@@ -131,26 +124,27 @@ impl<D: BlockDeviceMut> LoggedDevice<D> {
 
     /// Flushes the device, and clears the records that the flush has made durable. New writes go to the other area
     /// meanwhile.
-    fn flush_alone<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+    fn flush_once(&self) -> Result<()> {
+        let mut state = self.lock();
+        if state.has_failed {
+            return Err(Error::layer(FlushFailed));
+        }
+        // Also if the log fails: its records are not complete any more.
+        state.has_failed = true;
         let old = state.active;
-        let new = old.other();
-        // A flush clears its area, and after a failure there are no more flushes.
-        debug_assert_eq!(state.area(new).used_bytes, 0);
-        self.log.begin(new)?;
-        state.active = new;
+        // A round clears its area, and after a failed one there are no more.
+        self.log.begin(old.other())?;
+        state.active = old.other();
         while state.area(old).writing_count > 0 {
             state = self.wait(state);
         }
         drop(state);
-        let flushed = self.device.flush();
+        self.device.flush()?;
         let mut state = self.lock();
-        if let Err(error) = flushed {
-            state.flush.has_failed = true;
-            return Err(error);
-        }
         self.log.clear(old)?;
         state.area(old).used_bytes = 0;
-        Ok(state)
+        state.has_failed = false;
+        Ok(())
     }
 }
 
@@ -214,40 +208,6 @@ impl<D: BlockDeviceMut> BlockDeviceMut for LoggedDevice<D> {
     }
 
     fn flush(&self) -> Result<()> {
-        let mut state = self.lock();
-        // A flush that has already started may not cover all writes that were completed before this call.
-        let needed = state.flush.started_count + 1;
-        loop {
-            if state.flush.has_failed {
-                return Err(Error::layer(FlushFailed));
-            }
-            if state.flush.completed_count >= needed {
-                return Ok(());
-            }
-            if !state.flush.is_running {
-                break;
-            }
-            state = self.wait(state);
-        }
-        state.flush.is_running = true;
-        state.flush.started_count += 1;
-        let number = state.flush.started_count;
-        let flushed = self.flush_alone(state);
-        let (mut state, result) = match flushed {
-            Ok(state) => (state, Ok(())),
-            Err(error) => {
-                let mut state = self.lock();
-                // Also if the log failed: its records are not complete any more.
-                state.flush.has_failed = true;
-                (state, Err(error))
-            }
-        };
-        state.flush.is_running = false;
-        if result.is_ok() {
-            state.flush.completed_count = number;
-        }
-        drop(state);
-        self.changed.notify_all();
-        result
+        self.rounds.flush(|| self.flush_once())
     }
 }

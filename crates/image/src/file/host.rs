@@ -106,7 +106,7 @@ impl HostFile {
             return Err(Error::io("open", path, reason));
         };
         let lock = match access {
-            Access::Read => None,
+            Access::Read | Access::WriteUnlocked => None,
             Access::Write => lock(&file, path)?,
         };
         Ok(Self {

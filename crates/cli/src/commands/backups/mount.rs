@@ -236,6 +236,8 @@ fn flush(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
+/// The name of this program as a file.
+const PROGRAM_NAME: &str = "holdfast";
 /// How long the server may take to close the image.
 const SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -245,7 +247,7 @@ fn wait_for_server(folder: &Path, context: &Context) {
         let words = &process.arguments;
         words.iter().any(|word| word == "mount-server") && words.iter().any(|word| Path::new(word) == folder)
     };
-    let is_running = || processes_named(crate::PROGRAM).is_some_and(|all| all.iter().any(is_server));
+    let is_running = || processes_named(PROGRAM_NAME).is_some_and(|all| all.iter().any(is_server));
     let deadline = context.clock().now() + SERVER_PATIENCE;
     while is_running() && context.clock().now() < deadline {
         context.clock().sleep(Duration::from_millis(20));
