@@ -3,6 +3,7 @@
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
 mod exchange;
+mod guest_files;
 mod images;
 mod passwords;
 mod pools;
@@ -12,7 +13,7 @@ mod templates;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{CloneError, Error as JobError, InstantError, ResolveError, SnapshotChoiceError};
+use holdfast_engine::{Error as JobError, InstantError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_host::{Error as HostError, MachineEnd};
 use holdfast_image::Error as ImageError;
@@ -21,7 +22,8 @@ use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
 use self::exchange::{archive_advice, exchange_advice};
-use self::images::{image_advice, io_advice};
+use self::guest_files::guest_files_advice;
+use self::images::{clone_advice, image_advice, io_advice};
 use self::passwords::password_advice;
 use self::pools::xen_advice;
 use self::providers::provider_advice;
@@ -164,6 +166,7 @@ fn machine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
         JobError::Host(error) => host_advice(error),
+        JobError::GuestFiles(error) => guest_files_advice(error),
         JobError::DaemonBusy { .. } => advice(
             Exit::Locked,
             Kind::Locked,
@@ -388,23 +391,6 @@ fn choice_advice(error: &SnapshotChoiceError) -> Advice {
             advice(Exit::Error, Kind::Ambiguous, "name the snapshot by its id")
         }
         _ => advice(Exit::Error, Kind::Refused, "name it by its id, or as MACHINE@TIME"),
-    }
-}
-
-fn clone_advice(error: &CloneError) -> Advice {
-    match error {
-        CloneError::NoClone { .. } => advice(Exit::Error, Kind::Unsupported, "copy all of it with --copy"),
-        CloneError::Written { .. } => advice(
-            Exit::Locked,
-            Kind::Locked,
-            "clone a host snapshot of the machine (MACHINE@SNAPSHOT), or shut it down first",
-        ),
-        CloneError::GuestIdentity { .. } => advice(
-            Exit::Error,
-            Kind::Unsupported,
-            "install it (guestfs-tools), or leave --sysprep out and do it in the guest",
-        ),
-        _ => plain(Exit::Error, Kind::Io),
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod backup;
 mod copy;
 mod diff;
+mod files;
 mod forget;
 mod list;
 mod live_server;
@@ -37,6 +38,8 @@ verbs! {
         "verify" => Verify(verify::VerifyArgs),
         /// Serve the disks of snapshots as network block devices (NBD)
         "serve" => Serve(serve::ServeArgs),
+        /// List, search and restore files inside the guests' file systems
+        "files" => Files(files::FilesArgs),
         /// Copy snapshots to another repository, or compare the two
         "copy" => Copy(copy::CopyArgs),
         /// Remove the snapshots that no retention rule keeps
@@ -51,6 +54,8 @@ verbs! {
     internal {
         /// Serve the disks of a machine while they are filled
         "live-server" => LiveServer(live_server::LiveServerArgs),
+        /// Read the file system of a guest, without rights
+        "files-reader" => FilesReader(files::reader::FilesReaderArgs),
         /// Watch over a machine while it is backed up
         "watchdog" => Watchdog(watchdog::WatchdogArgs),
     }

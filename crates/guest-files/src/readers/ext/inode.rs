@@ -69,9 +69,15 @@ impl Inode {
             None => None,
             Some(seed) => Some(check(&fields, seed, number, extra)?),
         };
-        Self::parse(&fields, number, extra, checksum_seed)
+        let mut inode = Self::parse(&fields, number, extra, checksum_seed)?;
+        // Old directories have another field in place of the upper half of the size.
+        if inode.kind == FileKind::File || (inode.kind == FileKind::Directory && superblock.has_large_directories) {
+            inode.size_bytes |= u64::from(fields.u32(0x6c)?) << 32;
+        }
+        Ok(inode)
     }
 
+    /// All but the upper half of the size.
     fn parse(fields: &Fields<'_>, number: u64, extra: u16, checksum_seed: Option<u32>) -> Result<Self> {
         let mode = fields.u16(0)?;
         let kind = match mode >> 12 {
@@ -81,8 +87,6 @@ impl Inode {
             0x1 | 0x2 | 0x6 | 0xc => FileKind::Special,
             _ => return Err(fields.damaged(format!("{number} is used, and has no kind"))),
         };
-        let has_high_size = matches!(kind, FileKind::File | FileKind::Directory);
-        let high = if has_high_size { u64::from(fields.u32(0x6c)?) } else { 0 };
         let mut mapping = [0; 60];
         mapping.copy_from_slice(fields.bytes(0x28, 60)?);
         let modified_extra = if extra >= 12 { fields.u32(0x88)? } else { 0 };
@@ -92,7 +96,7 @@ impl Inode {
             mode: u32::from(mode & 0o7777),
             uid: u32::from(fields.u16(2)?) | (u32::from(fields.u16(0x78)?) << 16),
             gid: u32::from(fields.u16(0x18)?) | (u32::from(fields.u16(0x7a)?) << 16),
-            size_bytes: u64::from(fields.u32(4)?) | (high << 32),
+            size_bytes: u64::from(fields.u32(4)?),
             modified: modified(fields.u32(0x10)?, modified_extra),
             mapping,
             checksum_seed,

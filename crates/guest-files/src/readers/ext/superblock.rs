@@ -20,6 +20,7 @@ const INCOMPAT_FILE_TYPE: u32 = 0x2;
 const INCOMPAT_RECOVER: u32 = 0x4;
 const INCOMPAT_META_BG: u32 = 0x10;
 const INCOMPAT_64BIT: u32 = 0x80;
+const INCOMPAT_LARGE_DIRECTORIES: u32 = 0x4000;
 const INCOMPAT_CHECKSUM_SEED: u32 = 0x2000;
 /// Features that a reader must know, with their names. Encryption, inline data and folded case are refused or handled
 /// per file.
@@ -32,7 +33,7 @@ const INCOMPAT_KNOWN: u32 = INCOMPAT_FILE_TYPE
     | 0x200 // flexible block groups
     | 0x400 // extended attributes in inodes
     | INCOMPAT_CHECKSUM_SEED
-    | 0x4000 // large directories
+    | INCOMPAT_LARGE_DIRECTORIES
     | 0x8000 // inline data
     | 0x1_0000 // encryption
     | 0x2_0000; // folded case
@@ -51,6 +52,8 @@ pub(super) struct Superblock {
     pub(super) descriptor_bytes: u64,
     /// Whether entries of directories have the kind of their node.
     pub(super) has_file_types: bool,
+    /// Whether directories can have 4 GiB and more.
+    pub(super) has_large_directories: bool,
     /// The seed of all checksums; none if there are no checksums.
     pub(super) checksum_seed: Option<u32>,
     blocks_per_group: u64,
@@ -108,6 +111,7 @@ impl Superblock {
             inodes_per_group: u64::from(fields.u32(0x28)?),
             descriptor_bytes: if is_64bit { u64::from(fields.u16(0xfe)?) } else { 32 },
             has_file_types: incompatible & INCOMPAT_FILE_TYPE != 0,
+            has_large_directories: incompatible & INCOMPAT_LARGE_DIRECTORIES != 0,
             checksum_seed: has_checksums.then_some(seed),
             blocks_per_group: u64::from(fields.u32(0x20)?),
             first_data_block: u64::from(fields.u32(0x14)?),
