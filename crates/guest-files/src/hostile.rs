@@ -5,12 +5,14 @@
 //!
 //! The module exists only with the feature `hostile`, and is not part of the public API.
 
+use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_block::{BlockDevice, BlockDeviceMut, MemoryDevice};
 
-use crate::{Content, DiskSource, FileKind, FilePiece, FileSystem, find_volumes, open_file_system};
+use crate::protocol::{ReaderProcess, RemoteFileSystem};
+use crate::{Content, DirectoryEntry, DiskSource, FileKind, FilePiece, FileSystem, find_volumes, open_file_system};
 
 /// Devices of hostile bytes are not larger.
 const DEVICE_BYTES_MAX: u64 = 64 << 20;
@@ -41,6 +43,10 @@ pub const PARSERS: &[Parser] = &[
         name: "guest_fat",
         feed: fat,
     },
+    Parser {
+        name: "guest_reader_answers",
+        feed: reader_answers,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, bytes.
@@ -63,6 +69,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         seed!("guest_ntfs", "compressed"),
         seed!("guest_fat", "fat12"),
         seed!("guest_fat", "fat32"),
+        seed!("guest_reader_answers", "all"),
     ]
 }
 
@@ -184,6 +191,64 @@ fn file_system(bytes: &[u8], content: Content) -> Outcome {
     match open_file_system(device, content) {
         Ok(mut file_system) => walk(&mut *file_system),
         Err(_) => Outcome::Refused,
+    }
+}
+
+/// What a process that reads a file system answers to the first requests.
+struct RecordedAnswers<'a>(&'a [u8]);
+
+impl Read for RecordedAnswers<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for RecordedAnswers<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        Ok(buffer.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl ReaderProcess for RecordedAnswers<'_> {
+    fn end(&mut self, error: &io::Error) -> String {
+        error.to_string()
+    }
+}
+
+/// Answers of a reader, which may be under the control of a guest.
+pub fn reader_answers(bytes: &[u8]) -> Outcome {
+    let device = Arc::new(MemoryDevice::new(1 << 20));
+    let process = Box::new(RecordedAnswers(bytes));
+    let Ok(mut remote) = RemoteFileSystem::open(process, device, Content::Ext4) else {
+        return Outcome::Refused;
+    };
+    let root = remote.root();
+    let mut check = |entry: DirectoryEntry| {
+        assert!(
+            DirectoryEntry::is_valid_name(&entry.name),
+            "an invalid name is passed on"
+        );
+        Ok(())
+    };
+    let results = [
+        remote.metadata(root).map(drop),
+        remote.read_directory(root, &mut check),
+        remote.read_file(root, 0, 100).map(|piece| match piece {
+            FilePiece::Data(bytes) => assert!((1..=100).contains(&bytes.len()), "more than was asked for"),
+            FilePiece::Hole(length) => assert!(length > 0, "a hole without length"),
+            FilePiece::End => {}
+        }),
+        remote
+            .read_link(root)
+            .map(|target| assert!(!target.contains(&0), "an invalid target is passed on")),
+    ];
+    if results.iter().all(Result::is_ok) {
+        Outcome::Decoded
+    } else {
+        Outcome::Refused
     }
 }
 

@@ -20,17 +20,17 @@ pub trait ReaderProcess: Read + Write + Send {
 }
 
 /// A file system whose reader is another process.
-pub struct RemoteFileSystem {
-    process: Box<dyn ReaderProcess>,
+pub struct RemoteFileSystem<'a> {
+    process: Box<dyn ReaderProcess + 'a>,
     device: Arc<dyn BlockDevice>,
     opened: OpenedFileSystem,
     /// How the process ended.
     ended: Option<String>,
 }
 
-impl RemoteFileSystem {
+impl<'a> RemoteFileSystem<'a> {
     /// Has `process` open the file system of `device`.
-    pub fn open(process: Box<dyn ReaderProcess>, device: Arc<dyn BlockDevice>, content: Content) -> Result<Self> {
+    pub fn open(process: Box<dyn ReaderProcess + 'a>, device: Arc<dyn BlockDevice>, content: Content) -> Result<Self> {
         let mut remote = Self {
             process,
             opened: OpenedFileSystem {
@@ -133,7 +133,7 @@ impl RemoteFileSystem {
     }
 }
 
-impl FileSystem for RemoteFileSystem {
+impl FileSystem for RemoteFileSystem<'_> {
     fn root(&self) -> NodeId {
         self.opened.root
     }

@@ -48,7 +48,7 @@ fn fragments(folder: &Path) {
     for round in 0..100u64 {
         for (number, file) in (0u64..).zip(&mut files) {
             file.write_all(&noise(4096, round * 4 + number)).unwrap();
-            if round % 10 == 0 {
+            if round % 33 == 0 {
                 file.sync_all().unwrap();
             }
         }

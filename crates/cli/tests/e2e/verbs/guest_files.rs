@@ -233,11 +233,10 @@ fn what_cannot_be_read_or_found_is_an_error_with_a_hint() {
 #[test]
 fn names_and_links_of_a_guest_do_not_lead_out_of_the_target() {
     let rig = Rig::new();
-    std::fs::create_dir_all(rig.path("source/trap1")).unwrap();
-    std::fs::write(rig.path("source/trap1/victim"), b"overwritten").unwrap();
+    rig.write("source/trap1/victim", b"overwritten");
     rig.write("outside/victim", b"safe");
     symlink(rig.path("outside"), rig.path("source/trap0")).unwrap();
-    std::fs::write(rig.path("source/evil"), b"").unwrap();
+    rig.write("source/evil", b"");
     let words = [
         "-q",
         "-F",
