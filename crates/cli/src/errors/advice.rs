@@ -394,7 +394,7 @@ fn choice_advice(error: &SnapshotChoiceError) -> Advice {
     }
 }
 
-pub(super) fn device_advice(error: &DeviceError) -> Advice {
+pub(crate) fn device_advice(error: &DeviceError) -> Advice {
     match error {
         DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
         DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),

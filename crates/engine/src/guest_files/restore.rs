@@ -31,7 +31,7 @@ pub struct TreeRestoreRequest {
 }
 
 /// What was restored.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub struct RestoredFiles {
     /// Regular files.
     pub file_count: u64,
@@ -47,6 +47,8 @@ pub struct RestoredFiles {
     pub failures: Vec<UnreadableFile>,
     /// The number of all files that were not restored.
     pub failure_count: u64,
+    /// The first error of the snapshot's disk, such as damage in the repository.
+    pub disk_error: Option<holdfast_block::Error>,
 }
 
 /// Restores what `files` names. A file that cannot be read or written is reported, and the rest is restored.
@@ -140,13 +142,16 @@ struct TreeRestorer<'a, 'b> {
 }
 
 impl TreeRestorer<'_, '_> {
-    fn fail(&mut self, path: &[u8], failure: &FileFailure) {
+    fn fail(&mut self, path: &[u8], failure: FileFailure) {
         self.report.failure_count += 1;
         if self.report.failures.len() < FAILURE_COUNT_MAX {
             self.report.failures.push(UnreadableFile {
                 path: String::from_utf8_lossy(path).into_owned(),
-                reason: holdfast_block::error_text(failure),
+                reason: holdfast_block::error_text(&failure),
             });
+        }
+        if let FileFailure::Read(ReadError::Device(error)) = failure {
+            self.report.disk_error.get_or_insert(error);
         }
     }
 
@@ -159,7 +164,7 @@ impl TreeRestorer<'_, '_> {
         let metadata = match self.files.file_system.metadata(node) {
             Ok(metadata) => metadata,
             Err(error) => {
-                self.fail(path, &error.into());
+                self.fail(path, error.into());
                 return Ok(());
             }
         };
@@ -176,7 +181,7 @@ impl TreeRestorer<'_, '_> {
             Ok(()) => Ok(()),
             Err(FileStop::Interrupted(error)) => Err(error),
             Err(FileStop::Failure(failure)) => {
-                self.fail(path, &failure);
+                self.fail(path, failure);
                 Ok(())
             }
         }
@@ -188,14 +193,14 @@ impl TreeRestorer<'_, '_> {
         let (metadata, below) = match (metadata, below) {
             (Ok(metadata), Ok(below)) => (metadata, below),
             (Err(failure), _) | (_, Err(failure)) => {
-                self.fail(path, &failure);
+                self.fail(path, failure);
                 return Ok(());
             }
         };
         self.report.directory_count += 1;
         self.content(&below, node, path, depth + 1)?;
         if let Err(error) = below.finish(&metadata, self.owners) {
-            self.fail(path, &error.into());
+            self.fail(path, error.into());
         }
         Ok(())
     }
@@ -213,7 +218,7 @@ impl TreeRestorer<'_, '_> {
         };
         let entries = entries.and_then(|()| sorted_entries(&mut *self.files.file_system, node));
         match entries {
-            Err(error) => self.fail(path, &error.into()),
+            Err(error) => self.fail(path, error.into()),
             Ok(entries) => {
                 for entry in entries {
                     let path = [path.strip_suffix(b"/").unwrap_or(path), b"/", &entry.name].concat();

@@ -12,7 +12,7 @@ use super::{Located, address_parser, locate};
 use crate::args::{Example, Switch as _};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, advice_on_device};
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 use crate::units;
@@ -73,6 +73,8 @@ struct FilesTakenOut {
     failure_count: u64,
     /// The first files that were not restored.
     failures: Vec<FailureDocument>,
+    #[serde(skip)]
+    exit: Exit,
 }
 
 impl FilesTakenOut {
@@ -91,6 +93,11 @@ impl FilesTakenOut {
             size_bytes: restored.bytes,
             failure_count: restored.failure_count,
             failures: restored.failures.iter().map(FailureDocument::from).collect(),
+            exit: match (&restored.disk_error, restored.failure_count) {
+                (None, 0) => Exit::Ok,
+                (None, _) => Exit::Error,
+                (Some(error), _) => advice_on_device(error).exit,
+            },
         }
     }
 }
@@ -101,7 +108,7 @@ impl Report for FilesTakenOut {
     }
 
     fn exit(&self) -> Exit {
-        if self.failure_count == 0 { Exit::Ok } else { Exit::Error }
+        self.exit
     }
 
     fn is_confirmation(&self) -> bool {
