@@ -44,6 +44,10 @@ pub const PARSERS: &[Parser] = &[
         feed: fat,
     },
     Parser {
+        name: "guest_exfat",
+        feed: exfat,
+    },
+    Parser {
         name: "guest_reader_answers",
         feed: reader_answers,
     },
@@ -69,6 +73,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         seed!("guest_ntfs", "compressed"),
         seed!("guest_fat", "fat12"),
         seed!("guest_fat", "fat32"),
+        seed!("guest_exfat", "small"),
         seed!("guest_reader_answers", "all"),
     ]
 }
@@ -182,6 +187,11 @@ pub fn ntfs(bytes: &[u8]) -> Outcome {
 /// FAT12, FAT16 and FAT32.
 pub fn fat(bytes: &[u8]) -> Outcome {
     file_system(bytes, Content::Fat)
+}
+
+/// exFAT. Checksums of entries are not corrected: most changes are found by them.
+pub fn exfat(bytes: &[u8]) -> Outcome {
+    file_system(bytes, Content::ExFat)
 }
 
 fn file_system(bytes: &[u8], content: Content) -> Outcome {

@@ -107,7 +107,14 @@ impl Message {
 }
 
 /// The contents that have readers, by their numbers in messages.
-const READABLE: [Content; 5] = [Content::Ext2, Content::Ext3, Content::Ext4, Content::Ntfs, Content::Fat];
+const READABLE: [Content; 6] = [
+    Content::Ext2,
+    Content::Ext3,
+    Content::Ext4,
+    Content::Ntfs,
+    Content::Fat,
+    Content::ExFat,
+];
 
 pub(super) fn open(content: Content, size_bytes: u64) -> Message {
     let number = READABLE.iter().position(|other| *other == content);

@@ -22,6 +22,7 @@ pub fn open_file_system(device: Arc<dyn BlockDevice>, content: Content) -> Resul
         Content::Ext2 | Content::Ext3 | Content::Ext4 => Ok(Box::new(ext::ExtFileSystem::open(device)?)),
         Content::Ntfs => Ok(Box::new(ntfs::NtfsFileSystem::open(device)?)),
         Content::Fat => Ok(Box::new(fat::FatFileSystem::open(device)?)),
+        Content::ExFat => Ok(Box::new(fat::ExFatFileSystem::open(device)?)),
         other => Err(Error::unsupported(format!("reading {}", other.name()))),
     }
 }

@@ -92,7 +92,10 @@ impl Content {
 
     /// Whether [`open_file_system`](crate::open_file_system) has a reader for it.
     pub const fn is_readable(self) -> bool {
-        matches!(self, Self::Ext2 | Self::Ext3 | Self::Ext4 | Self::Ntfs | Self::Fat)
+        matches!(
+            self,
+            Self::Ext2 | Self::Ext3 | Self::Ext4 | Self::Ntfs | Self::Fat | Self::ExFat
+        )
     }
 
     /// Whether it holds files that another program could read.

@@ -10,6 +10,7 @@
 )]
 
 mod compare;
+mod exfat;
 mod ext;
 mod fat;
 mod ntfs;

@@ -71,17 +71,7 @@ impl ShortEntry {
 
     /// The time of the last change; none if it is not set.
     pub(super) fn modified(&self) -> Option<ModifiedTime> {
-        let (day, month) = (u32::from(self.date & 0x1f), u32::from(self.date >> 5 & 0xf));
-        if day == 0 || !(1..=12).contains(&month) {
-            return None;
-        }
-        let days = days_since_1970(1980 + i64::from(self.date >> 9), month, day);
-        let (hour, minute) = (i64::from(self.time >> 11), i64::from(self.time >> 5 & 0x3f));
-        let seconds = hour * 3600 + minute * 60 + i64::from(self.time & 0x1f) * 2;
-        Some(ModifiedTime {
-            seconds: days * 86_400 + seconds,
-            nanoseconds: 0,
-        })
+        dos_time(self.date, self.time)
     }
 
     fn short_name(&self) -> Vec<u8> {
@@ -112,6 +102,21 @@ fn text_of(bytes: &[u8], is_lower: bool) -> String {
         (_, byte) => letter_of(*byte),
     });
     letters.collect()
+}
+
+/// A date and a time of day, in steps of two seconds; none if the date is not set.
+pub(super) fn dos_time(date: u16, time: u16) -> Option<ModifiedTime> {
+    let (day, month) = (u32::from(date & 0x1f), u32::from(date >> 5 & 0xf));
+    if day == 0 || !(1..=12).contains(&month) {
+        return None;
+    }
+    let days = days_since_1970(1980 + i64::from(date >> 9), month, day);
+    let (hour, minute) = (i64::from(time >> 11), i64::from(time >> 5 & 0x3f));
+    let seconds = hour * 3600 + minute * 60 + i64::from(time & 0x1f) * 2;
+    Some(ModifiedTime {
+        seconds: days * 86_400 + seconds,
+        nanoseconds: 0,
+    })
 }
 
 /// Days from 1970-01-01 to a date of the Gregorian calendar.

@@ -1,10 +1,11 @@
-//! FAT12, FAT16 and FAT32.
+//! FAT12, FAT16 and FAT32; exFAT in a module of its own.
 //!
 //! A file is a chain of clusters, which the table (FAT) links. A node is the position of its directory entry. Times are
 //! local times of the guest, and are taken for UTC.
 
 mod codepage;
 mod directory;
+mod exfat;
 mod table;
 
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, to_usize};
 
 use self::directory::{ENTRY_BYTES, ShortEntry};
+pub(crate) use self::exfat::ExFatFileSystem;
 use self::table::{ChainPosition, FatTable, FatWidth};
 use crate::fields::Fields;
 use crate::{DirectoryEntry, Error, FileKind, FilePiece, FileSystem, Metadata, NodeId, PIECE_BYTES_MAX, Result};

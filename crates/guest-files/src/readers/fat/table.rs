@@ -12,6 +12,8 @@ pub(super) enum FatWidth {
     Bits16,
     /// The highest four bits are reserved.
     Bits32,
+    /// All 32 bits.
+    Exfat,
 }
 
 /// A cluster of a chain.
@@ -50,9 +52,12 @@ impl FatTable {
         let offset = match self.width {
             FatWidth::Bits12 => number + number / 2,
             FatWidth::Bits16 => number * 2,
-            FatWidth::Bits32 => number * 4,
+            FatWidth::Bits32 | FatWidth::Exfat => number * 4,
         };
-        let width = if self.width == FatWidth::Bits32 { 4 } else { 2 };
+        let width = match self.width {
+            FatWidth::Bits12 | FatWidth::Bits16 => 2,
+            FatWidth::Bits32 | FatWidth::Exfat => 4,
+        };
         if offset + width > self.size_bytes {
             return Err(Error::damaged("FAT", format!("it has no entry for cluster {cluster}")));
         }
@@ -65,6 +70,7 @@ impl FatTable {
             FatWidth::Bits12 => (u32::from(fields.u16(0)? & 0xfff), 0xff8),
             FatWidth::Bits16 => (u32::from(fields.u16(0)?), 0xfff8),
             FatWidth::Bits32 => (fields.u32(0)? & 0x0fff_ffff, 0x0fff_fff8),
+            FatWidth::Exfat => (fields.u32(0)?, 0xffff_fff8),
         };
         if entry >= end {
             return Ok(None);
