@@ -10,6 +10,7 @@
 //!   [`repair()`]), and names of snapshots ([`SnapshotName`], [`resolve`])
 //! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
 //! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`mount()`])
+//! - `guest_files`: files inside the guests' file systems, from a snapshot ([`open_guest_volumes`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
@@ -21,6 +22,7 @@ mod capture;
 mod doctor;
 mod exchange;
 mod files;
+mod guest_files;
 mod host_snapshot;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
@@ -61,6 +63,11 @@ pub use exchange::{
 };
 pub use files::block_target::{Overwrite, is_block_device as is_device};
 pub use files::state_file::write_note;
+pub use guest_files::{
+    GuestAddress, GuestAddressError, GuestVolumes, LocatedFiles, ReaderLauncher, RestoredFiles, TargetConflicts,
+    TreeRestoreRequest, UnreadableFile, WalkDepth, WalkedFile, open_guest_volumes, read_guest_file, restore_tree,
+    walk_files,
+};
 pub use host_snapshot::monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,
     check_snapshots, monitor,
@@ -93,8 +100,8 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ExchangeError, Exchanged, InstantError, NameTaken, Refusal, ResolveError, ScratchOverrun,
-    SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal, ResolveError,
+    ScratchOverrun, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

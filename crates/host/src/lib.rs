@@ -29,8 +29,8 @@ pub use system::allocator::map_large_buffers;
 pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{
-    Answer, Call, CallOutput, HandedProcess, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome, StreamTools,
-    ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command,
+    Answer, Call, CallOutput, ConfinedReader, HandedProcess, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome,
+    StreamTools, ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command,
 };
 pub use system::processes::UserIdentity;
 pub use system::processes::{
@@ -38,6 +38,7 @@ pub use system::processes::{
     processes_named, writers_of_device, writers_of_files,
 };
 pub use system::rights::{FileKind, Links, Rights};
+pub use system::sandbox::confine;
 pub use system::ssh::{Ssh, SshAddress, shell_line};
 pub use system::ssh_signature::{
     AllowedSigners, PassphraseFrom, SSH_SIGNATURE_BYTES_MAX, Signed, SshSignatureError, SshSignatures, Verdict,

@@ -9,7 +9,12 @@ use super::Finding;
 use super::rust_text::RustFile;
 
 /// The crates that the rule applies to, as path prefixes.
-const CRATES: [&str; 3] = ["crates/archive/src/", "crates/block/src/", "crates/image/src/"];
+const CRATES: [&str; 4] = [
+    "crates/archive/src/",
+    "crates/block/src/",
+    "crates/guest-files/src/",
+    "crates/image/src/",
+];
 /// Calls and types that read a number from bytes.
 const READS: [&str; 4] = ["from_le_bytes", "from_be_bytes", "Record::", "Record<"];
 const DENIAL: &str = "#![deny(clippy::indexing_slicing";

@@ -62,6 +62,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "repository",
             "machine",
             "restore",
+            "guest_files",
             "host_snapshot",
             "capture",
             "exchange",

@@ -167,6 +167,7 @@ mod tests {
     const CHANGING: &[&str] = &[
         "backup",
         "restore",
+        "files restore",
         "resume",
         "copy",
         "prune",
@@ -206,6 +207,7 @@ mod tests {
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
         "live-server",
+        "files-reader",
         "watchdog",
         "mount",
         "mount-server",
@@ -228,6 +230,9 @@ mod tests {
         "machines",
         "list",
         "show",
+        "files ls",
+        "files find",
+        "files cat",
         "diff",
         "verify",
         "key list",

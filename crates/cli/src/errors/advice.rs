@@ -3,6 +3,7 @@
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
 mod exchange;
+mod guest_files;
 mod images;
 mod machines;
 mod passwords;
@@ -13,7 +14,7 @@ mod templates;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{CloneError, Error as JobError, ResolveError, SnapshotChoiceError};
+use holdfast_engine::{Error as JobError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
@@ -21,7 +22,7 @@ use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
 use self::exchange::{archive_advice, exchange_advice};
-use self::images::{image_advice, io_advice};
+use self::images::{clone_advice, image_advice, io_advice};
 use self::machines::machine_advice;
 use self::passwords::password_advice;
 use self::pools::xen_advice;
@@ -290,24 +291,7 @@ fn choice_advice(error: &SnapshotChoiceError) -> Advice {
     }
 }
 
-fn clone_advice(error: &CloneError) -> Advice {
-    match error {
-        CloneError::NoClone { .. } => advice(Exit::Error, Kind::Unsupported, "copy all of it with --copy"),
-        CloneError::Written { .. } => advice(
-            Exit::Locked,
-            Kind::Locked,
-            "clone a host snapshot of the machine (MACHINE@SNAPSHOT), or shut it down first",
-        ),
-        CloneError::GuestIdentity { .. } => advice(
-            Exit::Error,
-            Kind::Unsupported,
-            "install it (guestfs-tools), or leave --sysprep out and do it in the guest",
-        ),
-        _ => plain(Exit::Error, Kind::Io),
-    }
-}
-
-pub(super) fn device_advice(error: &DeviceError) -> Advice {
+pub(crate) fn device_advice(error: &DeviceError) -> Advice {
     match error {
         DeviceError::Io { source, .. } | DeviceError::Path { source, .. } => io_advice(source),
         DeviceError::Corrupt { .. } => plain(Exit::Damage, Kind::Damage),

@@ -15,6 +15,7 @@ use holdfast_repo::key::KeyError;
 use holdfast_repo::store::StoreError;
 
 pub use advice::Advice;
+pub(crate) use advice::device_advice as advice_on_device;
 pub use kind::Kind;
 pub use password_error::{PASSWORD_BYTES_MAX, PasswordError};
 

@@ -24,7 +24,7 @@ fn verbs_and_options_are_offered_and_internal_ones_are_not() {
     let rig = Rig::empty();
     let verbs = words(&rig, &[""]);
     assert!(verbs.contains(&"backup".to_owned()), "{verbs:?}");
-    for internal in ["live-server", "watchdog", "peer", "complete"] {
+    for internal in ["live-server", "files-reader", "watchdog", "peer", "complete"] {
         assert!(!verbs.contains(&internal.to_owned()), "{internal}");
     }
     assert_eq!(words(&rig, &["ba"]), ["backup"]);

@@ -149,6 +149,7 @@ fn reports_of_machines(reports: &mut BTreeMap<&'static str, Vec<Value>>) {
     let of_others = crate::verbs::exchanges::reports().into_iter();
     for (verb, report) in of_others
         .chain(crate::verbs::virtualbox::reports())
+        .chain(crate::verbs::guest_files::reports())
         .chain(crate::verbs::pools::reports())
     {
         reports.entry(verb).or_default().push(report);

@@ -15,6 +15,7 @@ fn all_parsers() -> impl Iterator<Item = &'static Parser> {
         .chain(holdfast_repo::hostile::PARSERS)
         .chain(holdfast_serve::hostile::PARSERS)
         .chain(holdfast_archive::hostile::PARSERS)
+        .chain(holdfast_guest_files::hostile::PARSERS)
         .chain(holdfast_hardware::hostile::PARSERS)
         .chain(holdfast_host::hostile::PARSERS)
         .chain(holdfast_engine::hostile::PARSERS)

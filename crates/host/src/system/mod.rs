@@ -6,6 +6,7 @@ pub(crate) mod identity;
 pub(crate) mod process;
 pub(crate) mod processes;
 pub(crate) mod rights;
+pub(crate) mod sandbox;
 pub(crate) mod ssh;
 pub(crate) mod ssh_signature;
 pub(crate) mod standard_streams;

@@ -3,6 +3,7 @@
 pub(crate) mod backup;
 mod copy;
 mod diff;
+mod files;
 mod forget;
 mod list;
 mod live_server;
@@ -42,6 +43,8 @@ verbs! {
         "unmount" => Unmount(mount::UnmountArgs),
         /// Serve the disks of snapshots as network block devices (NBD)
         "serve" => Serve(serve::ServeArgs),
+        /// List, search and restore files inside the guests' file systems
+        "files" => Files(files::FilesArgs),
         /// Copy snapshots to another repository, or compare the two
         "copy" => Copy(copy::CopyArgs),
         /// Remove the snapshots that no retention rule keeps
@@ -58,6 +61,8 @@ verbs! {
         "live-server" => LiveServer(live_server::LiveServerArgs),
         /// Serve the files of mounted snapshots
         "mount-server" => MountServer(mount::MountServerArgs),
+        /// Read the file system of a guest, without rights
+        "files-reader" => FilesReader(files::reader::FilesReaderArgs),
         /// Watch over a machine while it is backed up
         "watchdog" => Watchdog(watchdog::WatchdogArgs),
     }

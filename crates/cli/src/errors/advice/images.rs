@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 
+use holdfast_engine::CloneError;
 use holdfast_image::Error as ImageError;
 
 use super::{Advice, HINT_PERMISSION, advice, device_advice, plain};
@@ -97,4 +98,21 @@ fn is_protocol(name: &str) -> bool {
                 .all(|byte| byte.is_ascii_alphanumeric() || b"+-._".contains(&byte))
             && word != "file"
     })
+}
+
+pub(super) fn clone_advice(error: &CloneError) -> Advice {
+    match error {
+        CloneError::NoClone { .. } => advice(Exit::Error, Kind::Unsupported, "copy all of it with --copy"),
+        CloneError::Written { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "clone a host snapshot of the machine (MACHINE@SNAPSHOT), or shut it down first",
+        ),
+        CloneError::GuestIdentity { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "install it (guestfs-tools), or leave --sysprep out and do it in the guest",
+        ),
+        _ => plain(Exit::Error, Kind::Io),
+    }
 }

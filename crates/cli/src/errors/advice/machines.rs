@@ -4,6 +4,7 @@ use holdfast_engine::{Error as JobError, InstantError};
 use holdfast_host::fuse_mount::FuseMountError;
 use holdfast_host::{Error as HostError, MachineEnd};
 
+use super::guest_files::guest_files_advice;
 use super::providers::provider_advice;
 use super::refusals::refusal_advice;
 use super::{Advice, advice, plain};
@@ -76,6 +77,7 @@ pub(super) fn machine_advice(error: &JobError) -> Advice {
     let refused = |hint: &str| advice(Exit::Error, Kind::Refused, hint);
     match error {
         JobError::Host(error) => host_advice(error),
+        JobError::GuestFiles(error) => guest_files_advice(error),
         JobError::DaemonBusy { .. } => advice(
             Exit::Locked,
             Kind::Locked,

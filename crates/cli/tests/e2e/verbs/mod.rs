@@ -12,6 +12,7 @@ mod dry_runs;
 pub(crate) mod exchanges;
 mod full_disks;
 mod guessed_formats;
+pub(crate) mod guest_files;
 mod hostile_names;
 mod images;
 mod interruptions;

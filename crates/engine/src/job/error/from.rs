@@ -13,6 +13,12 @@ impl From<holdfast_host::Error> for Error {
     }
 }
 
+impl From<crate::GuestFilesError> for Error {
+    fn from(error: crate::GuestFilesError) -> Self {
+        Self::GuestFiles(Box::new(error))
+    }
+}
+
 impl From<holdfast_repo::Error> for Error {
     fn from(error: holdfast_repo::Error) -> Self {
         match error {

@@ -5,6 +5,7 @@ mod clone;
 mod exchange;
 mod exchanged;
 mod from;
+mod guest_files;
 mod instant;
 mod machine_restore;
 mod name_taken;
@@ -24,6 +25,7 @@ pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;
+pub use guest_files::GuestFilesError;
 pub use instant::InstantError;
 pub use machine_restore::Refusal;
 pub use name_taken::NameTaken;
@@ -59,6 +61,9 @@ pub enum Error {
     /// A backup of a machine of XenServer or XCP-ng.
     #[error(transparent)]
     Xen(Box<crate::XenBackupError>),
+    /// Files inside the guests' file systems.
+    #[error(transparent)]
+    GuestFiles(Box<crate::GuestFilesError>),
     /// A template.
     #[error(transparent)]
     Template(Box<crate::TemplateError>),

@@ -78,9 +78,11 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
         "SOURCE" | "MACHINE[@SNAPSHOT]|IMAGE" => (Files::Any, found.machines()),
         "MACHINE|DATASET" | "DATASET|MACHINE" => (Files::None, [found.machines(), found.datasets()].concat()),
         "SNAPSHOT" | "SNAPSHOT|all" | "SNAPSHOT|MACHINE" => (Files::None, found.snapshots()),
-        "SNAPSHOT[:DISK]" | "OLD[:DISK]" | "NEW[:DISK]" => {
-            (Files::None, [found.snapshots(), found.stored_disks()].concat())
-        }
+        "SNAPSHOT[:DISK]"
+        | "OLD[:DISK]"
+        | "NEW[:DISK]"
+        | "SNAPSHOT[:DISK][:VOLUME][:/PATH]"
+        | "SNAPSHOT[:DISK][:VOLUME]:/PATH" => (Files::None, [found.snapshots(), found.stored_disks()].concat()),
         "IMAGE|SNAPSHOT|MACHINE" => (Files::Any, found.snapshots()),
         "DISK" => (Files::None, found.disks()),
         "TAG" => (Files::None, found.tags()),
