@@ -8,5 +8,8 @@ mod error;
 #[doc(hidden)]
 pub mod hostile;
 pub mod nbd;
+mod server;
+mod stream;
+mod tls;
 
 pub use error::{Error, Result};
