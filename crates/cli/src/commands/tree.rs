@@ -205,6 +205,7 @@ mod tests {
     /// Commands that change something without `--dry-run`, for a reason that `docs/command-line.md` gives.
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
+        "serve iscsi",
         "live-server",
         "watchdog",
         "mount",

@@ -35,7 +35,7 @@ verbs! {
         "resume" => Resume(resume::ResumeArgs),
         /// Read snapshots back and check all their data
         "verify" => Verify(verify::VerifyArgs),
-        /// Serve the disks of snapshots as network block devices (NBD)
+        /// Serve the disks of snapshots over NBD or iSCSI
         "serve" => Serve(serve::ServeArgs),
         /// Copy snapshots to another repository, or compare the two
         "copy" => Copy(copy::CopyArgs),
