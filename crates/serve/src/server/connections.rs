@@ -53,7 +53,7 @@ pub(crate) struct ThreadNames {
     pub(crate) connection: &'static str,
 }
 
-/// What the table of connections needs to know of a client.
+/// The state of a client that the table of connections depends on.
 pub(crate) trait ConnectedClient: Clone + Send + 'static {
     /// Whether the handshake is complete.
     fn has_entered(&self) -> bool;

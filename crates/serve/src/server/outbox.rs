@@ -128,6 +128,7 @@ impl<B: AsRef<[u8]> + Default + Send + 'static> Outbox<B> {
             state = self.wait(state);
         }
         if state.is_dead {
+            self.discard(&mut state);
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         state.is_sending = true;
@@ -247,13 +248,17 @@ impl<B: AsRef<[u8]> + Default + Send + 'static> Outbox<B> {
             self.changed.notify_all();
             return Some(Batch::take(&mut state));
         }
-        // Replies that cannot be delivered any more need no quota.
-        let lost = Batch::take(&mut state);
+        state.is_sending = false;
+        self.discard(&mut state);
+        None
+    }
+
+    /// Discards the queued replies: replies that cannot be delivered any more need no quota.
+    fn discard(&self, state: &mut PendingReplies<B>) {
+        let lost = Batch::take(state);
         state.request_count -= lost.replies.len();
         state.bytes -= lost.replies.iter().map(|(_, cost)| cost.bytes).sum::<u64>();
-        state.is_sending = false;
         self.changed.notify_all();
-        None
     }
 }
 
@@ -296,5 +301,43 @@ impl<B: AsRef<[u8]>> Batch<B> {
             self.sent += of_replies;
             *own = &own[sent - of_replies..];
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use super::{Outbox, RequestCost, WorkerQuota};
+    use crate::stream::{Socket, SocketStream};
+
+    /// A thread that ends waits until all replies are gone: those that come after the end of the connection, too.
+    #[test]
+    fn replies_after_the_end_of_the_connection_are_discarded() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let stream = Arc::new(SocketStream::new(Socket::Unix(ours)).unwrap());
+        let quota = WorkerQuota {
+            request_count_max: 8,
+            bytes_max: 1000,
+        };
+        let outbox: Arc<Outbox<Vec<u8>>> = Arc::new(Outbox::new(stream, quota));
+        outbox.admit(100);
+        outbox.abort(RequestCost {
+            bytes: 100,
+            lease: None,
+        });
+        outbox.push_own(b"late".to_vec(), None);
+        outbox.admit(200);
+        outbox.push(
+            b"later".to_vec(),
+            RequestCost {
+                bytes: 200,
+                lease: None,
+            },
+        );
+        assert!(outbox.send(&[]).is_err());
+        outbox.wait_until_empty();
+        assert!(outbox.is_empty() && outbox.is_dead());
     }
 }
