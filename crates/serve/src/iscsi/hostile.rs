@@ -14,7 +14,7 @@ use super::login::{
 use super::nexus::{InitiatorPort, Nexus};
 use super::pdu::{Digest, Digests, Header, NO_TAG, Parsed, parse};
 use super::scsi::{LogicalUnit, UnitOptions};
-use super::session::{Directory, Exchange, Queued, Session, SessionInfo, Step};
+use super::session::{Directory, Exchange, Queued, SessionInfo, Step, TargetSession};
 use super::target::{InitiatorAccess, Target};
 use super::text;
 use crate::server::budget::Budget;
@@ -146,7 +146,7 @@ pub(crate) fn session(bytes: &[u8]) -> Outcome {
 
 /// A session that executes its commands at once.
 struct SessionDriver {
-    session: Session,
+    session: TargetSession,
     parameters: Parameters,
     budget: Arc<Budget>,
     /// The highest command number that the initiator may use: it never decreases.
@@ -172,7 +172,7 @@ impl SessionDriver {
             portal: "127.0.0.1:3260".to_owned(),
         };
         Self {
-            session: Session::new(info, exchange, parameters, 0, directory),
+            session: TargetSession::new(info, exchange, parameters, 0, directory),
             parameters,
             budget: Arc::new(Budget::new(64 << 10)),
             command_max: Cell::new(WINDOW - 1),

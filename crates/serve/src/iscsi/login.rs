@@ -19,8 +19,8 @@ use stage::{Stage, Transition};
 
 pub use chap::{Authentication, ChapSecret, ChapUser};
 pub(crate) use chap::{CHALLENGE_BYTES, ChallengeSeed};
-use parameters::{Answer, negotiate};
 pub(crate) use parameters::{FIRST_BURST_BYTES, Parameters, RECEIVE_SEGMENT_BYTES, SessionType, Unsolicited};
+use parameters::{KeyAnswer, negotiate};
 
 /// Limit of the text of one request with all its continuations.
 const TEXT_BYTES_MAX: usize = 16 << 10;
@@ -68,7 +68,7 @@ pub(crate) struct LoggedIn {
     pub(crate) connection_id: u16,
 }
 
-/// What happens after a login request.
+/// The consequence of a login request.
 #[derive(Debug)]
 pub(crate) enum LoginProgress {
     /// Send the output, and wait for the next request.
@@ -354,12 +354,12 @@ impl Login {
             .as_ref()
             .map_or(SessionType::Normal, |leading| leading.session);
         match negotiate(pair, session, &mut self.parameters) {
-            Answer::Silence => Ok(()),
-            Answer::Value(value) => {
+            KeyAnswer::Silence => Ok(()),
+            KeyAnswer::Value(value) => {
                 text::push(answer, pair.key, &value);
                 Ok(())
             }
-            Answer::Unacceptable => fail(LoginStatus::InitiatorError, "no offered digest is known"),
+            KeyAnswer::Unacceptable => fail(LoginStatus::InitiatorError, "no offered digest is known"),
         }
     }
 }

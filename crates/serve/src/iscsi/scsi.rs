@@ -27,7 +27,7 @@ pub(crate) use blocks::read_failure;
 pub(crate) use cdb::{Cdb, Command};
 pub(crate) use inquiry::UnitPlace;
 pub(crate) use reply::{CommandResult, DataIn};
-pub(crate) use sense::{SENSE_BYTES, Sense, Status};
+pub(crate) use sense::{SENSE_BYTES, ScsiStatus, Sense};
 pub use unit::{LogicalUnit, SectorSize, UnitOptions};
 pub(crate) use unit::{TRANSFER_BYTES_MAX, UnitReset};
 

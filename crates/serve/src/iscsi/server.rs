@@ -33,7 +33,7 @@ pub use event::{InitiatorGone, TargetEvent, TargetEventSink};
 /// Commands of one session that may be in progress.
 pub(crate) const COMMAND_WINDOW: u32 = 64;
 
-/// A source of random bytes that nobody can predict, for the challenges of CHAP.
+/// A source of unpredictable bytes, for the challenges of CHAP.
 pub trait RandomSource: Send + Sync {
     /// Fills `bytes`.
     fn fill(&self, bytes: &mut [u8]) -> std::io::Result<()>;

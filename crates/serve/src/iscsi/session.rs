@@ -29,7 +29,7 @@ use task::{Memory, PendingTask};
 use text_exchange::TextExchange;
 use transfer::{Transfer, TransferStart};
 
-pub(crate) use exchange::{Delivery, Exchange, Queued};
+pub(crate) use exchange::{Exchange, Queued, TaskDelivery};
 pub(crate) use task::{ReadyTask, SessionInfo, TaskCommand, TaskKind, TaskOrder};
 
 /// Commands for immediate delivery that may be in progress besides the command window.
@@ -37,7 +37,7 @@ const IMMEDIATE_COUNT_MAX: usize = 16;
 /// The ping that was sent last: its tag.
 const PING_TAG_FLAG: u32 = 0x8000_0000;
 
-/// What happens after a PDU.
+/// The consequence of a PDU.
 #[derive(Debug)]
 pub(crate) enum Step {
     Continue,
@@ -56,7 +56,7 @@ pub(crate) type Queue<'a> = &'a mut dyn FnMut(Queued);
 
 /// A session, without its transport.
 #[derive(Debug)]
-pub(crate) struct Session {
+pub(crate) struct TargetSession {
     pub(crate) info: Arc<SessionInfo>,
     pub(crate) exchange: Arc<Exchange>,
     parameters: Parameters,
@@ -80,7 +80,7 @@ pub(crate) struct Directory {
     pub(crate) portal: String,
 }
 
-impl Session {
+impl TargetSession {
     pub(crate) fn new(
         info: Arc<SessionInfo>,
         exchange: Arc<Exchange>,
@@ -174,22 +174,22 @@ impl Session {
         let header = &pdu.header;
         let task_tag = header.task_tag();
         let delivery = if header.is_immediate() {
-            Delivery::Immediate
+            TaskDelivery::Immediate
         } else {
             // Counted from now on, so that the window never shrinks.
             self.exchange.update(|numbers| numbers.command_count += 1);
-            Delivery::InOrder
+            TaskDelivery::InOrder
         };
         let is_known = self.tasks.contains_key(&task_tag) || self.exchange.is_executing(task_tag);
         let reason = if is_known || task_tag == NO_TAG {
             Some(RejectReason::ProtocolError)
-        } else if delivery == Delivery::Immediate && self.immediate_count() >= IMMEDIATE_COUNT_MAX {
+        } else if delivery == TaskDelivery::Immediate && self.immediate_count() >= IMMEDIATE_COUNT_MAX {
             Some(RejectReason::TooManyImmediateCommands)
         } else {
             None
         };
         if let Some(reason) = reason {
-            if delivery == Delivery::InOrder {
+            if delivery == TaskDelivery::InOrder {
                 self.uncount();
             }
             self.reject(pdu, reason, queue);
@@ -214,7 +214,7 @@ impl Session {
         all.saturating_sub(to_usize(u64::from(self.exchange.numbers().command_count)))
     }
 
-    fn task(&self, pdu: &Pdu<'_>, delivery: Delivery) -> PendingTask {
+    fn task(&self, pdu: &Pdu<'_>, delivery: TaskDelivery) -> PendingTask {
         const WRITE: u8 = 0x20;
         const ORDERED: u8 = 2;
         let header = &pdu.header;

@@ -190,7 +190,7 @@ impl Challenge {
         let identifier = text::number(identifier).and_then(|number| u8::try_from(number).ok());
         let identifier = identifier.ok_or(ChapFailure::Malformed)?;
         let bytes = text::binary(challenge, CHALLENGE_BYTES_MAX).ok_or(ChapFailure::Malformed)?;
-        // Who sends our own challenge back wants us to answer it.
+        // The response to this challenge would prove the identity of the initiator to this target.
         if bytes == self.bytes {
             return Err(ChapFailure::Refused);
         }

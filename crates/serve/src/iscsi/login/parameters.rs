@@ -61,7 +61,7 @@ impl Default for Parameters {
 
 /// The reaction to a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum KeyAnswer {
     /// The key was a declaration.
     Silence,
     Value(String),
@@ -69,7 +69,7 @@ pub(crate) enum Answer {
     Unacceptable,
 }
 
-impl Answer {
+impl KeyAnswer {
     fn constant(value: &str) -> Self {
         Self::Value(value.to_owned())
     }
@@ -237,10 +237,10 @@ const NORMAL_SESSION_KEYS: &[&str] = &[
 ];
 
 /// Answers an operational key, and applies its result.
-pub(crate) fn negotiate(pair: Pair<'_>, session: SessionType, parameters: &mut Parameters) -> Answer {
+pub(crate) fn negotiate(pair: Pair<'_>, session: SessionType, parameters: &mut Parameters) -> KeyAnswer {
     let Pair { key, value } = pair;
     if session == SessionType::Discovery && NORMAL_SESSION_KEYS.contains(&key) {
-        return Answer::constant(IRRELEVANT);
+        return KeyAnswer::constant(IRRELEVANT);
     }
     if let Some(number) = NUMBERS.iter().find(|number| number.key == key) {
         return negotiate_number(number, value, parameters);
@@ -254,27 +254,27 @@ pub(crate) fn negotiate(pair: Pair<'_>, session: SessionType, parameters: &mut P
         "MaxRecvDataSegmentLength" => match in_range(value, 512..=LENGTH_MAX) {
             Some(length) => {
                 parameters.send_segment_bytes = length;
-                Answer::Silence
+                KeyAnswer::Silence
             }
-            None => Answer::constant(REJECT),
+            None => KeyAnswer::constant(REJECT),
         },
         "TaskReporting" => {
             let is_offered = value.split(',').any(|offer| offer == "RFC3720");
-            Answer::constant(if is_offered { "RFC3720" } else { REJECT })
+            KeyAnswer::constant(if is_offered { "RFC3720" } else { REJECT })
         }
         // Obsolete keys: "MUST respond with the constant Reject value". The others belong to the full feature phase, or
         // to targets.
         "OFMarkInt" | "IFMarkInt" | "SendTargets" | "TargetAddress" | "TargetPortalGroupTag" | "AuthMethod" => {
-            Answer::constant(REJECT)
+            KeyAnswer::constant(REJECT)
         }
-        "InitiatorAlias" | "TargetAlias" => Answer::Silence,
+        "InitiatorAlias" | "TargetAlias" => KeyAnswer::Silence,
         "InitiatorRecvDataSegmentLength"
         | "TargetRecvDataSegmentLength"
         | "MaxOutstandingUnexpectedPDUs"
         | "MaxAHSLength"
         | "TaggedBufferForSolicitedDataOnly"
-        | "iSERHelloRequired" => Answer::constant(IRRELEVANT),
-        _ => Answer::constant(NOT_UNDERSTOOD),
+        | "iSERHelloRequired" => KeyAnswer::constant(IRRELEVANT),
+        _ => KeyAnswer::constant(NOT_UNDERSTOOD),
     }
 }
 
@@ -283,23 +283,23 @@ fn in_range(value: &str, range: std::ops::RangeInclusive<u32>) -> Option<u32> {
     range.contains(&number).then_some(number)
 }
 
-fn negotiate_number(key: &NumberKey, value: &str, parameters: &mut Parameters) -> Answer {
+fn negotiate_number(key: &NumberKey, value: &str, parameters: &mut Parameters) -> KeyAnswer {
     let Some(theirs) = in_range(value, key.range.clone()) else {
-        return Answer::constant(REJECT);
+        return KeyAnswer::constant(REJECT);
     };
     let result = match key.choice {
         Choice::Smaller => theirs.min(key.ours),
         Choice::Larger => theirs.max(key.ours),
     };
     (key.set)(parameters, result);
-    Answer::Value(result.to_string())
+    KeyAnswer::Value(result.to_string())
 }
 
-fn negotiate_boolean(key: &BooleanKey, value: &str, parameters: &mut Parameters) -> Answer {
+fn negotiate_boolean(key: &BooleanKey, value: &str, parameters: &mut Parameters) -> KeyAnswer {
     let theirs = match value {
         "Yes" => true,
         "No" => false,
-        _ => return Answer::constant(REJECT),
+        _ => return KeyAnswer::constant(REJECT),
     };
     let result = if key.is_disjunction {
         theirs || key.ours
@@ -307,35 +307,35 @@ fn negotiate_boolean(key: &BooleanKey, value: &str, parameters: &mut Parameters)
         theirs && key.ours
     };
     (key.set)(parameters, result);
-    Answer::constant(if result { "Yes" } else { "No" })
+    KeyAnswer::constant(if result { "Yes" } else { "No" })
 }
 
 /// Chooses the first digest that this target knows: the initiator lists them in the order of its preference.
-fn negotiate_digest(value: &str, digest: &mut Digest) -> Answer {
+fn negotiate_digest(value: &str, digest: &mut Digest) -> KeyAnswer {
     for offer in value.split(',') {
         match offer {
             "None" => *digest = Digest::None,
             "CRC32C" => *digest = Digest::Crc32c,
             _ => continue,
         }
-        return Answer::constant(offer);
+        return KeyAnswer::constant(offer);
     }
-    Answer::Unacceptable
+    KeyAnswer::Unacceptable
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::super::pdu::Digest;
     use super::super::super::text::Pair;
-    use super::{Answer, Parameters, SessionType, Unsolicited, negotiate};
+    use super::{KeyAnswer, Parameters, SessionType, Unsolicited, negotiate};
 
     fn answers(session: SessionType, offers: &[(&str, &str, &str)]) -> Parameters {
         let mut parameters = Parameters::default();
         for (key, value, expected) in offers {
             let answer = match negotiate(Pair { key, value }, session, &mut parameters) {
-                Answer::Silence => String::new(),
-                Answer::Value(value) => value,
-                Answer::Unacceptable => "!".to_owned(),
+                KeyAnswer::Silence => String::new(),
+                KeyAnswer::Value(value) => value,
+                KeyAnswer::Unacceptable => "!".to_owned(),
             };
             assert_eq!(answer, *expected, "{key}={value}");
         }

@@ -16,7 +16,7 @@ const PIECE_BYTES: usize = 1 << 20;
 /// Forced unit access: the data is durable before the status.
 const FORCE_UNIT_ACCESS: u8 = 0x08;
 
-/// An error of the device, and what the initiator is told of it.
+/// A failed command: its status, and the error of the device.
 #[derive(Debug)]
 pub(crate) struct DeviceFailure {
     pub(crate) failure: Failure,

@@ -94,7 +94,7 @@ pub(crate) enum Command {
     ReportTaskManagement,
 }
 
-/// What other initiators' reservations do to a command (SPC-4 table 66, SPC-2 table 10).
+/// Whether a command conflicts with reservations of other initiators (SPC-4 table 66, SPC-2 table 10).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReservationClass {
     /// Always allowed.

@@ -34,7 +34,7 @@ impl Default for ModePages {
     }
 }
 
-/// What a unit reports besides its pages.
+/// Properties of a unit that are part of the mode parameters.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModeUnit {
     pub(crate) is_read_only: bool,

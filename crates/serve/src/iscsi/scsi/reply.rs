@@ -1,6 +1,6 @@
 //! The result of a command.
 
-use super::sense::{Failure, Sense, Status};
+use super::sense::{Failure, ScsiStatus, Sense};
 
 /// The data of a command for the initiator.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,7 +25,7 @@ impl DataIn {
 /// The result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommandResult {
-    pub(crate) status: Status,
+    pub(crate) status: ScsiStatus,
     pub(crate) sense: Option<Sense>,
     pub(crate) data: DataIn,
 }
@@ -33,13 +33,13 @@ pub(crate) struct CommandResult {
 impl CommandResult {
     pub(crate) fn good(data: DataIn) -> Self {
         Self {
-            status: Status::Good,
+            status: ScsiStatus::Good,
             sense: None,
             data,
         }
     }
 
-    pub(crate) fn status(status: Status) -> Self {
+    pub(crate) fn status(status: ScsiStatus) -> Self {
         Self {
             status,
             ..Self::good(DataIn::Bytes(Vec::new()))
@@ -49,7 +49,7 @@ impl CommandResult {
     pub(crate) fn check(sense: Sense) -> Self {
         Self {
             sense: Some(sense),
-            ..Self::status(Status::CheckCondition)
+            ..Self::status(ScsiStatus::CheckCondition)
         }
     }
 }
@@ -58,7 +58,7 @@ impl From<Failure> for CommandResult {
     fn from(failure: Failure) -> Self {
         match failure {
             Failure::Check(sense) => Self::check(sense),
-            Failure::Reserved => Self::status(Status::ReservationConflict),
+            Failure::Reserved => Self::status(ScsiStatus::ReservationConflict),
         }
     }
 }

@@ -94,7 +94,7 @@ pub(crate) struct ReserveOut {
     pub(crate) flags: u8,
 }
 
-/// What a change means for other initiators.
+/// Effects of a change on other initiators.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReservationEffects {
     /// Unit attentions for all sessions of these ports.

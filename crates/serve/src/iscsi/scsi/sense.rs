@@ -5,7 +5,7 @@ pub(crate) const SENSE_BYTES: usize = 18;
 
 /// The status of a command (SAM-5 section 5.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Status {
+pub(crate) enum ScsiStatus {
     Good = 0x00,
     CheckCondition = 0x02,
     ReservationConflict = 0x18,

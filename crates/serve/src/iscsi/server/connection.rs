@@ -10,7 +10,7 @@ use super::super::frames::{Frames, SequenceNumbers};
 use super::super::login::{LoggedIn, RECEIVE_SEGMENT_BYTES};
 use super::super::nexus::Nexus;
 use super::super::pdu::{Digests, Parsed, parse};
-use super::super::session::{Directory, Exchange, Queued, ReadyTask, Session, SessionInfo, Step, TaskOrder};
+use super::super::session::{Directory, Exchange, Queued, ReadyTask, SessionInfo, Step, TargetSession, TaskOrder};
 use super::super::target::Target;
 use super::directory::KnownSession;
 use super::event::{InitiatorGone, TargetEvent};
@@ -163,7 +163,7 @@ fn run_session(
     };
     let exchange = Arc::new(Exchange::new(numbers));
     let parameters = logged_in.parameters;
-    let session = Session::new(info, exchange, parameters, logged_in.connection_id, directory);
+    let session = TargetSession::new(info, exchange, parameters, logged_in.connection_id, directory);
     let connection = TargetConnection {
         shared: Arc::clone(shared),
         peer: Arc::clone(&client.peer),
@@ -219,7 +219,7 @@ struct TargetConnection {
     outbox: Arc<Outbox<Frames>>,
     dispatch: Arc<DispatchPolicy>,
     digests: Digests,
-    session: Session,
+    session: TargetSession,
     receiver: Receiver,
     /// Bytes of responses that this thread has queued and not sent.
     unsent_bytes: usize,
@@ -303,7 +303,9 @@ impl TargetConnection {
         match step {
             Step::Continue => Ok(()),
             Step::Execute(task) => {
-                self.starved_since = None;
+                if task.lease.is_some() {
+                    self.starved_since = None;
+                }
                 self.execute(*task)
             }
             Step::LoggedOut => Err(InitiatorGone::LoggedOut),

@@ -11,7 +11,7 @@ use super::super::frames::{Frames, SequenceNumbers};
 
 /// Whether a task was sent for immediate delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Delivery {
+pub(crate) enum TaskDelivery {
     /// It counts for the command window.
     InOrder,
     Immediate,
@@ -29,7 +29,7 @@ enum Fate {
 struct Executing {
     /// The LUN field of the command.
     lun: [u8; 8],
-    delivery: Delivery,
+    delivery: TaskDelivery,
     fate: Fate,
 }
 
@@ -109,7 +109,7 @@ impl Exchange {
     }
 
     /// The execution of a task begins.
-    pub(crate) fn begin(&self, task_tag: u32, lun: [u8; 8], delivery: Delivery) {
+    pub(crate) fn begin(&self, task_tag: u32, lun: [u8; 8], delivery: TaskDelivery) {
         let executing = Executing {
             lun,
             delivery,
@@ -129,7 +129,7 @@ impl Exchange {
     pub(crate) fn complete(&self, task_tag: u32, mut frames: Frames, queue: &mut dyn FnMut(Queued)) {
         let mut state = self.lock();
         let task = state.executing.remove(&task_tag);
-        if task.is_some_and(|task| task.delivery == Delivery::InOrder) {
+        if task.is_some_and(|task| task.delivery == TaskDelivery::InOrder) {
             state.numbers.command_count = state.numbers.command_count.saturating_sub(1);
         }
         if task.is_some_and(|task| task.fate == Fate::Answer) {
@@ -178,7 +178,7 @@ impl Exchange {
 mod tests {
     use super::super::super::frames::{Frames, SequenceNumbers, StatusNumber};
     use super::super::super::pdu::{Digests, Header};
-    use super::{Delivery, Exchange, Queued};
+    use super::{Exchange, Queued, TaskDelivery};
 
     fn frames(tag: u32) -> Frames {
         let mut frames = Frames::new(Digests::default());
@@ -206,9 +206,9 @@ mod tests {
             };
             sent.push((number(16), number(24), number(32)));
         };
-        exchange.begin(1, [0; 8], Delivery::InOrder);
-        exchange.begin(2, [0; 8], Delivery::InOrder);
-        exchange.begin(3, [0; 8], Delivery::Immediate);
+        exchange.begin(1, [0; 8], TaskDelivery::InOrder);
+        exchange.begin(2, [0; 8], TaskDelivery::InOrder);
+        exchange.begin(3, [0; 8], TaskDelivery::Immediate);
         assert_eq!(exchange.abort(&|tag| tag != 3, frames(9), &mut queue), 2);
         exchange.complete(1, frames(1), &mut queue);
         exchange.complete(3, frames(3), &mut queue);

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use super::super::frames::{Frames, StatusNumber};
 use super::super::pdu::{FLAG_FINAL, Header, Pdu, RejectReason, response as opcode};
 use super::super::scsi::{LogicalUnit, UnitReset};
-use super::exchange::Delivery;
-use super::{Queue, Session, Step};
+use super::exchange::TaskDelivery;
+use super::{Queue, Step, TargetSession};
 
 /// Responses to task management that may wait for tasks.
 const WAITING_COUNT_MAX: usize = 64;
 
 /// The outcome of a function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Outcome {
+enum FunctionOutcome {
     Complete = 0,
     NoSuchTask = 1,
     NoSuchUnit = 2,
@@ -22,7 +22,7 @@ enum Outcome {
     Rejected = 255,
 }
 
-impl Session {
+impl TargetSession {
     /// Handles a task management request.
     pub(super) fn manage(&mut self, pdu: &Pdu<'_>, queue: Queue<'_>) -> Step {
         const ABORT_TASK: u8 = 1;
@@ -46,7 +46,7 @@ impl Session {
             .cloned();
         let outcome = match (function, &unit) {
             (ABORT_TASK, _) => return self.abort_task(pdu, queue),
-            (ABORT_TASK_SET | CLEAR_TASK_SET | UNIT_RESET, None) => Outcome::NoSuchUnit,
+            (ABORT_TASK_SET | CLEAR_TASK_SET | UNIT_RESET, None) => FunctionOutcome::NoSuchUnit,
             (ABORT_TASK_SET, Some(unit)) => return self.abort_unit(pdu, unit, None, queue),
             (CLEAR_TASK_SET, Some(unit)) => return self.abort_unit(pdu, unit, Some(UnitReset::ClearTasks), queue),
             (UNIT_RESET, Some(unit)) => return self.abort_unit(pdu, unit, Some(UnitReset::Reset), queue),
@@ -55,16 +55,16 @@ impl Session {
                 self.reset_target(pdu, queue);
                 return Step::TargetReset;
             }
-            (CLEAR_ACA, _) => Outcome::NotSupported,
-            (TASK_REASSIGN, _) => Outcome::ReassignNotSupported,
-            _ => Outcome::Rejected,
+            (CLEAR_ACA, _) => FunctionOutcome::NotSupported,
+            (TASK_REASSIGN, _) => FunctionOutcome::ReassignNotSupported,
+            _ => FunctionOutcome::Rejected,
         };
         let frames = self.management_response(pdu, outcome);
         self.exchange.respond(frames, queue);
         Step::Continue
     }
 
-    fn management_response(&self, pdu: &Pdu<'_>, outcome: Outcome) -> Frames {
+    fn management_response(&self, pdu: &Pdu<'_>, outcome: FunctionOutcome) -> Frames {
         let mut header = Header::response(opcode::TASK_MANAGEMENT, FLAG_FINAL, pdu.header.task_tag());
         header.0[2] = outcome as u8;
         let mut frames = Frames::new(self.parameters.digests);
@@ -76,9 +76,9 @@ impl Session {
         let task_tag = pdu.header.word_20();
         let is_there = self.discard(|tag, _| tag == task_tag) > 0 || self.exchange.is_executing(task_tag);
         let outcome = if is_there {
-            Outcome::Complete
+            FunctionOutcome::Complete
         } else {
-            Outcome::NoSuchTask
+            FunctionOutcome::NoSuchTask
         };
         let frames = self.management_response(pdu, outcome);
         self.exchange.abort(&|tag| tag == task_tag, frames, queue);
@@ -97,7 +97,7 @@ impl Session {
         if let Some(reset) = reset {
             unit.reset(&self.info.nexus, reset);
         }
-        let frames = self.management_response(pdu, Outcome::Complete);
+        let frames = self.management_response(pdu, FunctionOutcome::Complete);
         let tags = self.exchange.tags_of(pdu.header.lun());
         self.exchange.abort(&|tag| tags.contains(&tag), frames, queue);
         Step::Continue
@@ -110,7 +110,7 @@ impl Session {
                 unit.reset(&self.info.nexus, UnitReset::Reset);
             }
         }
-        let frames = self.management_response(pdu, Outcome::Complete);
+        let frames = self.management_response(pdu, FunctionOutcome::Complete);
         self.exchange.abort(&|_| true, frames, queue);
         Step::Continue
     }
@@ -121,7 +121,7 @@ impl Session {
         let mut in_order = 0;
         self.tasks.retain(|tag, task| {
             let is_kept = !is_affected(*tag, task.command.unit.as_ref());
-            if !is_kept && task.delivery == Delivery::InOrder {
+            if !is_kept && task.delivery == TaskDelivery::InOrder {
                 in_order += 1;
             }
             is_kept

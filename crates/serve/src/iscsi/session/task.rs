@@ -8,10 +8,10 @@ use super::super::frames::Frames;
 use super::super::login::Parameters;
 use super::super::nexus::Nexus;
 use super::super::scsi::{
-    Cdb, Command, CommandResult, Invocation, LogicalUnit, Status, UnitPlace, command_of, execute,
+    Cdb, Command, CommandResult, Invocation, LogicalUnit, ScsiStatus, UnitPlace, command_of, execute,
 };
 use super::super::target::{PORTAL_GROUP, Target};
-use super::exchange::Delivery;
+use super::exchange::TaskDelivery;
 use super::response::{Answered, Expected};
 use super::transfer::Transfer;
 use crate::server::budget::Lease;
@@ -38,7 +38,7 @@ pub(super) struct PendingTask {
     pub(super) command: TaskCommand,
     pub(super) transfer: Transfer,
     pub(super) memory: Memory,
-    pub(super) delivery: Delivery,
+    pub(super) delivery: TaskDelivery,
 }
 
 /// A command without its data.
@@ -74,7 +74,7 @@ pub(crate) struct ReadyTask {
     pub(super) parameters: Parameters,
 }
 
-/// What the measurement of a command's time is good for.
+/// The class of a command, for the measurement of its time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TaskKind {
     /// It is answered from memory.
@@ -117,11 +117,11 @@ impl ReadyTask {
             return (result.clone(), None);
         }
         let Some(target) = &session.target else {
-            return (CommandResult::status(Status::TaskAborted), None);
+            return (CommandResult::status(ScsiStatus::TaskAborted), None);
         };
         let is_aborted = |unit: &Arc<LogicalUnit>| unit.abort_count(&session.nexus) != command.abort_count;
         if command.unit.as_ref().is_some_and(is_aborted) {
-            return (CommandResult::status(Status::TaskAborted), None);
+            return (CommandResult::status(ScsiStatus::TaskAborted), None);
         }
         execute(&Invocation {
             nexus: &session.nexus,
