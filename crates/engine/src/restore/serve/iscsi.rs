@@ -23,7 +23,7 @@ use crate::repository::removed::keep_readable;
 /// Longest serial number of a logical unit: initiators show it in narrow columns.
 const SERIAL_BYTES_MAX: usize = 36;
 
-/// What to serve as iSCSI targets, and to whom.
+/// The disks to serve as iSCSI targets, and the initiators that may use them.
 pub struct ServeTargetsRequest {
     /// Snapshots, or single disks of them.
     pub names: Vec<SnapshotName>,

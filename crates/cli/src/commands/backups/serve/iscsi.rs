@@ -152,7 +152,7 @@ fn line(unit: &ServedUnit, address: SocketAddr) -> String {
     )
 }
 
-/// The warning for a server that authenticates nobody.
+/// The warning for a server without authentication.
 fn without_authentication(address: SocketAddr, args: &IscsiArgs) -> String {
     let readers = if address.ip().is_loopback() {
         "any user of this host".to_owned()
