@@ -68,4 +68,18 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// The name of an iSCSI target is not valid.
+    #[error("'{name}' is not a valid iSCSI name")]
+    TargetName {
+        /// The name.
+        name: String,
+    },
+    /// A target has too many logical units.
+    #[error("the target {name} has {count} disks, more than 256")]
+    UnitCount {
+        /// The target's name.
+        name: String,
+        /// The number of its disks.
+        count: usize,
+    },
 }

@@ -3,6 +3,7 @@
 use holdfast_block::hostile::{Outcome, Parser};
 
 use crate::fuse;
+use crate::iscsi;
 use crate::nbd;
 use crate::nbd::client::hostile as client;
 
@@ -32,6 +33,14 @@ pub const PARSERS: &[Parser] = &[
         name: "nbd_uri",
         feed: client::uri,
     },
+    Parser {
+        name: "iscsi_login",
+        feed: iscsi_login,
+    },
+    Parser {
+        name: "iscsi_session",
+        feed: iscsi_session,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -40,6 +49,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         .into_iter()
         .chain(nbd::server::hostile::seeds())
         .chain(client::seeds())
+        .chain(iscsi::hostile::seeds())
         .collect()
 }
 
@@ -56,4 +66,14 @@ pub fn nbd_server_requests(bytes: &[u8]) -> Outcome {
 /// The requests of a kernel to a FUSE server. They are executed on files in memory.
 pub fn fuse_requests(bytes: &[u8]) -> Outcome {
     fuse::hostile::requests(bytes)
+}
+
+/// The login requests of an initiator to an iSCSI target.
+pub fn iscsi_login(bytes: &[u8]) -> Outcome {
+    iscsi::hostile::login(bytes)
+}
+
+/// The PDUs of an initiator in a session with an iSCSI target. Its commands are executed on devices in memory.
+pub fn iscsi_session(bytes: &[u8]) -> Outcome {
+    iscsi::hostile::session(bytes)
 }

@@ -1,13 +1,17 @@
 //! Block devices for others: over the network, and as files.
 //!
-//! [`nbd`] implements both ends of the network block device protocol, [`fuse`] the server of a mounted file system. The
-//! protocol cores are pure state machines: bytes in, values out. The code that does the I/O is separate.
+//! [`nbd`] implements both ends of the network block device protocol, [`iscsi`] a target, [`fuse`] the server of a mounted
+//! file system. The protocol cores are pure state machines: bytes in, values out. The code that does the I/O is separate.
 
 mod error;
 pub mod fuse;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+pub mod iscsi;
 pub mod nbd;
+mod server;
+mod stream;
+mod tls;
 
 pub use error::{Error, Result};

@@ -5,13 +5,16 @@
 
 pub mod client;
 pub(crate) mod server;
-mod stream;
-mod tls;
 mod wire;
 
+pub use crate::server::connections::StopReport;
+pub use crate::server::export_device::{Absent, ExportDevice};
+pub use crate::server::limits::Limits;
+pub use crate::server::listen::Listener;
+pub use crate::server::peer::Peer;
+pub use crate::stream::Socket;
+pub use crate::tls::{ClientTrust, TlsServer};
 pub use server::{
-    Absent, Closed, Event, EventSink, Export, ExportDevice, ExportEntry, Exports, FixedExports, HandshakeEnd, Limits,
-    Listener, Peer, Server, ServerOptions, StopReport, TlsPolicy, ZeroSpeed,
+    Closed, Event, EventSink, Export, ExportEntry, Exports, FixedExports, HandshakeEnd, Server, ServerOptions,
+    TlsPolicy, ZeroSpeed,
 };
-pub use stream::Socket;
-pub use tls::{ClientTrust, TlsServer};

@@ -206,6 +206,7 @@ mod tests {
     /// Commands that change something without `--dry-run`, for a reason that `docs/command-line.md` gives.
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
+        "serve iscsi",
         "live-server",
         "files-reader",
         "watchdog",

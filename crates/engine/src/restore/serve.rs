@@ -1,33 +1,29 @@
 //! `serve nbd`: disks of snapshots as block devices over NBD, until the job is interrupted.
 
+mod disks;
+pub(crate) mod iscsi;
 mod layered;
 
-use std::fs::File;
 use std::net::SocketAddr;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::{
-    BackingId, BlockDevice, BlockDeviceMut, Clock, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions,
-};
-use holdfast_repo::{DiskContent, DiskRecord, GcPause, Manifest, Repository};
+use holdfast_block::Clock;
+use holdfast_repo::{GcPause, Repository};
 use holdfast_serve::nbd::{
-    Absent, EventSink, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy,
+    Absent, EventSink, Export, FixedExports, Limits, Listener, Server, ServerOptions, StopReport, TlsPolicy,
 };
 use jiff::tz::TimeZone;
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 
-use self::layered::OverlayLayer;
+use self::disks::{DiskSelection, OpenDisk, open_disks};
 use crate::SnapshotName;
-use crate::job::{DiskName, Error, Job, Result};
-use crate::machine::state::scratch::unnamed_file;
-use crate::notes::is_memory;
-use crate::repository::calendar::time_of;
-use crate::repository::open::find_snapshot;
+use crate::job::{Error, Job, Result};
 use crate::repository::removed::keep_readable;
+
+pub use self::disks::ClientWrites;
+pub(crate) use self::disks::overlay_path;
 
 /// How long pending requests may take after a request to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -78,17 +74,6 @@ pub enum ServeAddress {
     Tcp(SocketAddr),
 }
 
-/// How writes of clients are treated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ClientWrites {
-    /// They are refused.
-    Refuse,
-    /// They are kept in files in this folder while the server runs, and deleted when it ends.
-    ThrowAway(PathBuf),
-    /// They are kept in files in this folder, and used again the next time the same snapshot is served.
-    Keep(PathBuf),
-}
-
 /// A served disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Served {
@@ -112,9 +97,15 @@ pub fn serve(
     ready: &mut dyn FnMut(&[Served]),
 ) -> Result<()> {
     let pause = keep_readable(repository, job.progress);
-    let disks = open_disks(repository, &request, job)?;
+    let selection = DiskSelection {
+        names: &request.names,
+        zone: &request.zone,
+        writes: &request.writes,
+    };
+    let opened = open_disks(repository, &selection, job)?;
+    let (served, exports): (Vec<Served>, Vec<Export>) = opened.disks.into_iter().map(export).unzip();
     let mut server = Server::new(ServerOptions {
-        exports: Arc::new(FixedExports::new(disks.exports)),
+        exports: Arc::new(FixedExports::new(exports)),
         limits: limits(request.connection_count_max),
         tls: request.tls,
         clock: Arc::clone(&request.clock),
@@ -127,150 +118,46 @@ pub fn serve(
         };
         server.listen(listener.map_err(Error::Serve)?).map_err(Error::Serve)?;
     }
-    ready(&disks.served);
+    ready(&served);
+    wait_for_interrupt(job, pause.as_ref());
+    warn_of_abandoned(server.stop(PATIENCE), job);
+    drop(opened.locks);
+    Ok(())
+}
+
+/// Waits until the job is interrupted, and keeps garbage collection paused meanwhile.
+fn wait_for_interrupt(job: Job<'_>, pause: Option<&GcPause>) {
     while job.interrupt.check().is_ok() {
         job.clock.sleep(LOOK_INTERVAL);
-        pause.iter().for_each(GcPause::renew);
+        if let Some(pause) = pause {
+            pause.renew();
+        }
     }
-    let report = server.stop(PATIENCE);
+}
+
+fn warn_of_abandoned(report: StopReport, job: Job<'_>) {
     if report.abandoned_connection_count > 0 {
         job.progress.warning(&format!(
             "{} connections had requests that did not end in time",
             report.abandoned_connection_count
         ));
     }
-    Ok(())
 }
 
-/// The opened disks of a request.
-struct OpenDisks {
-    served: Vec<Served>,
-    exports: Vec<Export>,
-    /// Locks of overlays, held while they are served.
-    _locks: Vec<File>,
-}
-
-fn open_disks(repository: &Repository, request: &ServeRequest, job: Job<'_>) -> Result<OpenDisks> {
-    let mut manifests: Vec<(Manifest, Option<DiskName>)> = Vec::new();
-    for name in &request.names {
-        let manifest = find_snapshot(repository, &name.snapshot, &request.zone, job.progress)?;
-        manifests.push((manifest, name.disk.clone()));
-    }
-    let mut served = Vec::new();
-    let mut exports = Vec::new();
-    let mut locks = Vec::new();
-    for (manifest, disk) in &manifests {
-        let disks: Vec<&DiskRecord> = match disk {
-            Some(name) => vec![manifest.disk(Some(name.as_str()))?],
-            // Memory, configuration and keys of a machine are served only if they are named.
-            None => manifest
-                .disks
-                .iter()
-                .filter(|record| is_disk(record, manifest))
-                .collect(),
-        };
-        for disk in disks {
-            let entry = Served {
-                export: export_name(manifest, disk, &manifests),
-                description: format!("{} of {} at {}", disk.name, manifest.machine, time_of(manifest)),
-                size_bytes: disk.size_bytes,
-            };
-            if served.contains(&entry) {
-                continue;
-            }
-            let device = device(repository, manifest, disk, &request.writes, &mut locks)?;
-            exports.push(
-                Export::new(entry.export.clone(), device)
-                    .with_description(entry.description.clone())
-                    .with_absent(Absent::ReadsAsZero),
-            );
-            served.push(entry);
-        }
-    }
-    Ok(OpenDisks {
-        served,
-        exports,
-        _locks: locks,
-    })
-}
-
-/// Whether a record is a disk; if a snapshot has no disks, every record counts as one.
-fn is_disk(record: &DiskRecord, manifest: &Manifest) -> bool {
-    let is_one = |record: &DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
-    is_one(record) || !manifest.disks.iter().any(is_one)
-}
-
-/// `MACHINE/DISK`, or `MACHINE@ID/DISK` if several snapshots of a machine are served.
-fn export_name(manifest: &Manifest, disk: &DiskRecord, all: &[(Manifest, Option<DiskName>)]) -> String {
-    let same_machine = |other: &Manifest| other.machine == manifest.machine && other.id != manifest.id;
-    if all.iter().any(|(other, _)| same_machine(other)) {
-        format!("{}@{}/{}", manifest.machine, manifest.id.short(), disk.name)
+/// The export of a disk: `MACHINE/DISK`, or `MACHINE@ID/DISK` if several snapshots of a machine are served.
+fn export(disk: OpenDisk) -> (Served, Export) {
+    let name = if disk.has_siblings {
+        format!("{}@{}/{}", disk.machine, disk.snapshot, disk.disk)
     } else {
-        format!("{}/{}", manifest.machine, disk.name)
-    }
-}
-
-/// The path of the overlay of a disk.
-pub(crate) fn overlay_path(folder: &Path, snapshot: &str, disk: &DiskName) -> PathBuf {
-    folder.join(format!("{snapshot}-{disk}.overlay"))
-}
-
-/// Locks an overlay: two servers that write to one would destroy it.
-fn lock_overlay(path: &Path) -> Result<File> {
-    let failed = |source: std::io::Error| Error::File {
-        action: "lock",
-        path: path.to_owned(),
-        source,
+        format!("{}/{}", disk.machine, disk.disk)
     };
-    let file = File::open(path).map_err(failed)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => Err(Error::OverlayInUse { path: path.to_owned() }),
-        // A file system without locks cannot protect the overlay.
-        Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
-        Err(errno) => Err(failed(errno.into())),
-    }
-}
-
-/// Opens a disk. `locks` receives files that must stay open while the device is used.
-fn device(
-    repository: &Repository,
-    manifest: &Manifest,
-    disk: &DiskRecord,
-    writes: &ClientWrites,
-    locks: &mut Vec<File>,
-) -> Result<ExportDevice> {
-    let frozen = repository.device(disk);
-    let size_bytes = disk.size_bytes;
-    let options = OverlayOptions::new(BackingId(*manifest.id.as_bytes()));
-    let store_bytes = options.store_size_bytes(size_bytes)?;
-    let overlay: Arc<dyn BlockDeviceMut> = match writes {
-        ClientWrites::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
-        ClientWrites::ThrowAway(folder) => {
-            let file = unnamed_file(folder, store_bytes).map_err(|source| Error::File {
-                action: "create an overlay in",
-                path: folder.clone(),
-                source,
-            })?;
-            let store = FileDeviceMut::of_file(file, folder, IoMode::Buffered)?;
-            Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
-        }
-        ClientWrites::Keep(folder) => {
-            // The snapshot's writer chose the name: it must not point outside the folder.
-            let name = DiskName::new(disk.name.as_str())?;
-            let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
-            let is_new = !path.exists();
-            let store = if is_new {
-                FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?
-            } else {
-                FileDeviceMut::open(path, IoMode::Buffered)?
-            };
-            locks.push(lock_overlay(path)?);
-            Arc::new(OverlayLayer(if is_new {
-                OverlayDevice::create(frozen, store, options)?
-            } else {
-                OverlayDevice::open(frozen, store, options.backing_id)?
-            }))
-        }
+    let export = Export::new(name.clone(), disk.device)
+        .with_description(disk.description.clone())
+        .with_absent(Absent::ReadsAsZero);
+    let served = Served {
+        export: name,
+        description: disk.description,
+        size_bytes: disk.size_bytes,
     };
-    Ok(ExportDevice::Writable(overlay))
+    (served, export)
 }

@@ -1,9 +1,11 @@
 //! `holdfast serve`: serves disks of snapshots as network block devices.
 
+mod iscsi;
+
 use std::net::SocketAddr;
 use std::num::NonZero;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_engine::{ClientWrites, ServeAddress, ServeRequest, SnapshotName, serve};
@@ -28,6 +30,8 @@ verbs! {
     enum Protocol {
         /// Serve the disks of snapshots over NBD, until Ctrl-C
         "nbd" => Nbd(NbdArgs),
+        /// Serve the disks of snapshots over iSCSI, until Ctrl-C
+        "iscsi" => Iscsi(iscsi::IscsiArgs),
     }
 }
 
@@ -98,6 +102,15 @@ impl Verb for NbdArgs {
 /// Default folder for data that clients write; it must be on a disk.
 const OVERLAY_DEFAULT: &str = "/var/tmp";
 
+/// How writes are treated, by the options `--overlay` and `--writable`.
+fn writes_of(overlay: Option<&Path>, is_writable: bool) -> ClientWrites {
+    match (overlay, is_writable) {
+        (Some(folder), _) => ClientWrites::Keep(folder.to_owned()),
+        (None, true) => ClientWrites::ThrowAway(OVERLAY_DEFAULT.into()),
+        (None, false) => ClientWrites::Refuse,
+    }
+}
+
 fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("serve nbd")?;
     let tls = tls(args, context)?;
@@ -120,11 +133,7 @@ fn run(args: &NbdArgs, context: &Context) -> Result<Exit, Error> {
         names: args.snapshots.clone(),
         zone: context.zone().clone(),
         doors: doors.clone(),
-        writes: match (&args.overlay, args.writable) {
-            (Some(folder), _) => ClientWrites::Keep(folder.clone()),
-            (None, true) => ClientWrites::ThrowAway(OVERLAY_DEFAULT.into()),
-            (None, false) => ClientWrites::Refuse,
-        },
+        writes: writes_of(args.overlay.as_deref(), args.writable),
         tls,
         connection_count_max: Some(args.max_connections),
         events: Arc::new(events),

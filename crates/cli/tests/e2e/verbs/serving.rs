@@ -17,11 +17,27 @@ struct Serving {
 }
 
 impl Serving {
-    /// Starts a server, and waits for the lines of `count` disks.
+    /// Starts an NBD server, and waits for the lines of `count` disks.
     fn start(rig: &Rig, words: &[&str], count: usize) -> Self {
         let socket = rig.path("sock");
-        let all = [&["serve", "nbd", "--socket", text(&socket)], words].concat();
-        let mut child = rig.command(&all).spawn().unwrap();
+        Self::run(
+            rig,
+            &[&["serve", "nbd", "--socket", text(&socket)], words].concat(),
+            count,
+        )
+    }
+
+    /// Starts an iSCSI server on a port that the system chooses.
+    fn start_iscsi(rig: &Rig, words: &[&str], count: usize) -> Self {
+        Self::run(
+            rig,
+            &[&["serve", "iscsi", "--listen", "127.0.0.1:0"], words].concat(),
+            count,
+        )
+    }
+
+    fn run(rig: &Rig, words: &[&str], count: usize) -> Self {
+        let mut child = rig.command(words).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let uris = lines
             .take(count)
@@ -32,9 +48,13 @@ impl Serving {
     }
 
     /// Stops the server as a user does; it must exit successfully.
-    fn stop(mut self) {
+    fn stop(self) {
+        self.stop_with(0);
+    }
+
+    fn stop_with(mut self, code: i32) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(0));
+        assert_eq!(self.child.wait().unwrap().code(), Some(code));
     }
 }
 
@@ -129,4 +149,89 @@ fn missing_and_unknown_arguments_are_refused() {
     assert!(crate::program::stderr(&output).contains("--socket"));
     assert_eq!(rig.error(2, &["serve", "nbd", "a", "--socket", "s"]).0, "usage");
     assert_eq!(rig.code(1, &["serve", "nbd", "missing", "--socket", "s"]).stdout, b"");
+}
+
+#[test]
+fn disks_of_snapshots_are_served_over_iscsi() {
+    /// The command warned that anyone can read the disks.
+    const WARNED: i32 = 3;
+    let rig = Rig::new();
+    rig.write("vda.raw", &noise(SIZE, 1));
+    rig.write("vdb.raw", &noise(1 << 20, 2));
+    rig.ok(&["backup", "-m", "Web 1", "vda=vda.raw", "vdb=vdb.raw"]);
+    let serving = Serving::start_iscsi(&rig, &["Web 1"], 2);
+    for (lun, (name, url)) in ["vda", "vdb"].iter().zip(&serving.uris).enumerate() {
+        assert!(
+            url.ends_with(&format!("/iqn.2026-01.org.holdfast:web-1/{lun}")),
+            "{url}"
+        );
+        let out = rig.path("out.raw");
+        system("qemu-img", &["convert", "-f", "raw", "-O", "raw", url, text(&out)]).unwrap();
+        assert!(rig.read("out.raw") == rig.read(&format!("{name}.raw")), "{name}");
+    }
+    let denied = system("qemu-io", &["-f", "raw", "-c", "write 0 512", &serving.uris[0]]);
+    assert!(denied.map_or(true, |printed| printed.contains("write protected")));
+    serving.stop_with(WARNED);
+    let options = [
+        "Web 1:vda",
+        "--writable",
+        "--sector-size",
+        "4096",
+        "--max-size",
+        "2M",
+        "--authority",
+        "iqn.2000-01.a.b",
+    ];
+    let serving = Serving::start_iscsi(&rig, &options, 1);
+    let url = &serving.uris[0];
+    assert!(url.ends_with("/iqn.2000-01.a.b:web-1/0"), "{url}");
+    qemu_io("write -P 7 1M 4k", url);
+    qemu_io("read -P 7 1M 4k", url);
+    let info = system("qemu-img", &["info", "-f", "raw", url]).unwrap();
+    assert!(info.contains("2 MiB"), "{info}");
+    serving.stop_with(WARNED);
+    rig.ok(&["verify", "Web 1:vda", "--against", "vda.raw"]);
+}
+
+#[test]
+fn initiators_need_the_secret_of_a_private_file() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(1 << 20, 1));
+    rig.ok(&["backup", "-m", "web1", "a=a.raw"]);
+    rig.write("chap", b"mary a-secret-of-mary\n");
+    let chmod = |mode: &str| system("chmod", &[mode, text(&rig.path("chap"))]).unwrap();
+    chmod("644");
+    let words = [
+        "serve",
+        "iscsi",
+        "web1",
+        "--listen",
+        "127.0.0.1:0",
+        "--chap-file",
+        "chap",
+    ];
+    let refused = rig.code(2, &words);
+    assert!(crate::program::stderr(&refused).contains("accessible by others"));
+    chmod("600");
+    let serving = Serving::start_iscsi(&rig, &["web1", "--chap-file", "chap"], 1);
+    let url = &serving.uris[0];
+    let open = |url: &str| system("qemu-img", &["info", "-f", "raw", url]).is_ok();
+    assert!(!open(url));
+    assert!(!open(&url.replace("//", "//mary%wrong-secret-of-mary@")));
+    assert!(open(&url.replace("//", "//mary%a-secret-of-mary@")));
+    serving.stop();
+    let output = rig.code(2, &["serve", "iscsi", "web1"]);
+    assert!(crate::program::stderr(&output).contains("--listen"));
+    rig.code(
+        2,
+        &[
+            "serve",
+            "iscsi",
+            "web1",
+            "--listen",
+            "127.0.0.1:0",
+            "--authority",
+            "disk",
+        ],
+    );
 }

@@ -8,7 +8,7 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection};
 
 use super::Stream;
-use crate::nbd::tls::{TlsLayer, tls_error};
+use crate::tls::{TlsLayer, tls_error};
 
 /// The certificate authorities that a client trusts, and the name that the server's certificate must have.
 #[derive(Debug, Clone)]

@@ -1,28 +1,29 @@
 //! Serves one connection: the handshake, then requests until the connection ends.
 
-use std::net::IpAddr;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use holdfast_block::{Clock, Error as DeviceError};
 
-use super::budget::{Budget, Lease};
-use super::dispatch::{Dispatch, DispatchPolicy};
-use super::event::{Closed, Event, EventSink, Peer};
-use super::execute::{Drain, Executor};
+use super::event::{Closed, Event, EventSink};
+use super::execute::Executor;
 use super::export::Exports;
 use super::handshake::{INPUT_BYTES_MAX, Progress, ServerHandshake, ServerState, Session};
-use super::limits::Limits;
-use super::outbox::{Outbox, RequestCost, WorkerQuota};
-use super::receive::{Receiver, Waiting};
 use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{Request, RequestCommand, RequestError, Verdict, payload_bytes, validate};
+use super::request_context::RequestContext;
 use super::tls_policy::TlsPolicy;
-use super::workers::Workers;
-use crate::nbd::stream::SocketStream;
+use super::work::work_of;
 use crate::nbd::wire::{ErrorNumber, RequestHeader};
+use crate::server::budget::{Budget, Lease};
+use crate::server::connections::{ConnectedClient, Protocol, ThreadNames};
+use crate::server::dispatch::{Dispatch, DispatchPolicy};
+use crate::server::limits::Limits;
+use crate::server::outbox::{Outbox, RequestCost, WorkerQuota};
+use crate::server::peer::Peer;
+use crate::server::receive::{Receiver, Waiting};
+use crate::server::workers::Workers;
+use crate::stream::SocketStream;
 
 /// Replies are sent when they reach this size, even if more requests wait: the peer can process them meanwhile.
 const BATCH_BYTES: usize = 256 << 10;
@@ -49,19 +50,70 @@ impl ServerShared {
 /// A connected client.
 #[derive(Clone)]
 pub(crate) struct Client {
-    pub(crate) peer: Arc<Peer>,
-    pub(crate) stream: Arc<SocketStream>,
-    pub(crate) outbox: Arc<Outbox>,
-    /// The client's network address.
-    pub(crate) address: Option<IpAddr>,
+    peer: Arc<Peer>,
+    stream: Arc<SocketStream>,
+    outbox: Arc<Outbox<ReplyBuffer>>,
     /// Whether the handshake is complete.
-    pub(crate) has_entered: Arc<AtomicBool>,
-    /// Whether the connection was closed in favour of another client.
-    pub(crate) is_displaced: bool,
+    has_entered: Arc<AtomicBool>,
+}
+
+impl ConnectedClient for Client {
+    fn has_entered(&self) -> bool {
+        self.has_entered.load(Ordering::Relaxed)
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+}
+
+impl Protocol for ServerShared {
+    type Client = Client;
+    const THREAD_NAMES: ThreadNames = ThreadNames {
+        listener: "nbd-listener",
+        connection: "nbd-connection",
+    };
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn clock(&self) -> &dyn Clock {
+        &*self.clock
+    }
+
+    fn stop_flag(&self) -> &AtomicBool {
+        &self.is_stopping
+    }
+
+    fn client(&self, peer: Arc<Peer>, stream: Arc<SocketStream>) -> Client {
+        let quota = WorkerQuota {
+            request_count_max: self.limits.request_count_max,
+            bytes_max: self.limits.request_bytes_max,
+        };
+        Client {
+            peer,
+            outbox: Arc::new(Outbox::new(Arc::clone(&stream), quota)),
+            stream,
+            has_entered: Arc::default(),
+        }
+    }
+
+    fn serve(self: &Arc<Self>, client: &Client) {
+        serve(self, client);
+    }
+
+    fn too_many(&self, peer: &Peer) {
+        self.events.event(&Event::TooMany { peer });
+    }
+
+    fn accept_failed(&self, error: &std::io::Error) {
+        self.events.event(&Event::AcceptFailed { error });
+    }
 }
 
 /// Serves a client until the connection ends.
-pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
+fn serve(shared: &Arc<ServerShared>, client: &Client) {
     let Client {
         peer, stream, outbox, ..
     } = client;
@@ -84,14 +136,6 @@ pub(crate) fn serve(shared: &Arc<ServerShared>, client: &Client) {
     stream.close_gracefully();
     let event = Event::Disconnected { peer, reason: &reason };
     shared.events.event(&event);
-}
-
-pub(crate) fn outbox(limits: &Limits, stream: &Arc<SocketStream>) -> Arc<Outbox> {
-    let quota = WorkerQuota {
-        request_count_max: limits.request_count_max,
-        bytes_max: limits.request_bytes_max,
-    };
-    Arc::new(Outbox::new(Arc::clone(stream), quota))
 }
 
 fn run_handshake(
@@ -138,7 +182,7 @@ fn run_handshake(
 fn transmit(
     shared: &Arc<ServerShared>,
     receiver: Receiver,
-    outbox: &Arc<Outbox>,
+    outbox: &Arc<Outbox<ReplyBuffer>>,
     peer: &Arc<Peer>,
     session: Session,
 ) -> Closed {
@@ -148,7 +192,8 @@ fn transmit(
         shared: Arc::clone(shared),
         outbox: Arc::clone(outbox),
         context: Arc::new(RequestContext {
-            shared: Arc::clone(shared),
+            clock: Arc::clone(&shared.clock),
+            events: Arc::clone(&shared.events),
             peer: Arc::clone(peer),
             executor: Executor::new(session, Arc::clone(&shared.clock)),
             dispatch: DispatchPolicy::new(),
@@ -160,86 +205,10 @@ fn transmit(
     transmission.run()
 }
 
-/// The data that is needed to execute a request, on any thread.
-struct RequestContext {
-    shared: Arc<ServerShared>,
-    peer: Arc<Peer>,
-    executor: Executor,
-    dispatch: DispatchPolicy,
-}
-
-impl RequestContext {
-    /// Executes `request`, appends its reply, measures the time, and reports errors of the device.
-    fn execute(&self, request: &Request, payload: &[u8], replies: &mut ReplyBuffer, drain: Drain<'_>) {
-        let clock = &*self.shared.clock;
-        let begun = clock.now();
-        let mut waited = Duration::ZERO;
-        let mut timed_drain = drain.map(|drain| {
-            |replies: &mut ReplyBuffer| {
-                let begun = clock.now();
-                drain(replies);
-                waited += clock.now().saturating_sub(begun);
-            }
-        });
-        let drain = timed_drain
-            .as_mut()
-            .map(|drain| drain as &mut dyn FnMut(&mut ReplyBuffer));
-        // A panic of a device fails the request, not the server.
-        let done = catch_unwind(AssertUnwindSafe(|| {
-            self.executor.execute(request, payload, replies, drain)
-        }));
-        // The time spent waiting for the peer does not count.
-        self.dispatch
-            .record(request, clock.now().saturating_sub(begun + waited));
-        let error = match done {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
-            Err(_) => {
-                let message = "the device of the export panicked";
-                replies.abandon();
-                replies.error(
-                    self.executor.session.terms.style,
-                    reply_target(request),
-                    ErrorNumber::EIO,
-                    message,
-                );
-                DeviceError::layer(std::io::Error::other(message))
-            }
-        };
-        self.shared.events.event(&Event::RequestFailed {
-            peer: &self.peer,
-            export: self.executor.session.export.name(),
-            action: action(request),
-            offset: request.offset,
-            length: request.length,
-            error: &error,
-        });
-    }
-}
-
-fn reply_target(request: &Request) -> ReplyTarget {
-    ReplyTarget {
-        cookie: request.cookie,
-        offset: request.offset,
-    }
-}
-
-fn action(request: &Request) -> &'static str {
-    match request.command {
-        RequestCommand::Read(_) => "read",
-        RequestCommand::Write => "write",
-        RequestCommand::Flush => "flush",
-        RequestCommand::Trim => "trim",
-        RequestCommand::Cache => "read ahead",
-        RequestCommand::WriteZeroes(_) => "write zeroes",
-        RequestCommand::BlockStatus { .. } => "look for extents",
-    }
-}
-
 /// The receiving thread of a connection in the transmission phase.
 struct Transmission {
     shared: Arc<ServerShared>,
-    outbox: Arc<Outbox>,
+    outbox: Arc<Outbox<ReplyBuffer>>,
     context: Arc<RequestContext>,
     receiver: Receiver,
     replies: ReplyBuffer,
@@ -281,7 +250,7 @@ impl Transmission {
         } else {
             Waiting::ForRest(limits.stall)
         };
-        self.receiver.fill(INPUT_BYTES_MAX, waiting)
+        Ok(self.receiver.fill(INPUT_BYTES_MAX, waiting)?)
     }
 
     fn take_request(&mut self, header: &RequestHeader) -> Result<(), Closed> {
@@ -303,7 +272,7 @@ impl Transmission {
                 if payload_length > self.receiver.bytes().len() as u64 {
                     self.send()?;
                 }
-                self.receiver.skip(payload_length, self.shared.limits.stall)
+                Ok(self.receiver.skip(payload_length, self.shared.limits.stall)?)
             }
             Verdict::Disconnect => Err(Closed::ByClient),
             Verdict::End(reason) => Err(Closed::Malformed(reason)),
@@ -312,7 +281,7 @@ impl Transmission {
 
     fn execute_or_submit(&mut self, request: &Request, payload_length: u64) -> Result<(), Closed> {
         let length = holdfast_block::to_usize(payload_length);
-        if self.context.dispatch.choose(request) == Dispatch::Worker {
+        if self.context.dispatch.choose(work_of(request).class) == Dispatch::Worker {
             return self.hand_over(request, length);
         }
         let bytes = answer_length(request) + payload_length;
@@ -375,7 +344,10 @@ impl Transmission {
             Ok(lease) => {
                 payload.resize(payload_length, 0);
                 let stall = self.shared.limits.stall;
-                (lease, self.receiver.take_payload(&mut payload, stall))
+                (
+                    lease,
+                    self.receiver.take_payload(&mut payload, stall).map_err(Closed::from),
+                )
             }
             Err(reason) => (None, Err(reason)),
         };
@@ -430,7 +402,7 @@ fn answer_length(request: &Request) -> u64 {
 /// The pending reply to a request that was given to a worker. If a panic prevents the reply, the connection is closed
 /// instead of waiting forever.
 struct PendingReply {
-    outbox: Arc<Outbox>,
+    outbox: Arc<Outbox<ReplyBuffer>>,
     /// `None` once the reply was delivered.
     cost: Option<RequestCost>,
 }

@@ -1,26 +1,12 @@
 //! Events of a server, which its owner can log or count.
 
-use std::fmt;
 use std::io;
 
 use holdfast_block::Error as DeviceError;
 
 use super::handshake::HandshakeEnd;
-
-/// A connection in events.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
-    /// Number of the connection, from 1 on, never reused by the same server.
-    pub connection: u64,
-    /// Address of a TCP peer, or user and process of a local peer.
-    pub name: String,
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (connection {})", self.name, self.connection)
-    }
-}
+use crate::server::peer::Peer;
+use crate::server::receive::ReceiveEnd;
 
 /// Why a connection ended.
 #[derive(Debug)]
@@ -38,6 +24,17 @@ pub enum Closed {
     Malformed(&'static str),
     /// The socket failed.
     Io(io::Error),
+}
+
+impl From<ReceiveEnd> for Closed {
+    fn from(end: ReceiveEnd) -> Self {
+        match end {
+            ReceiveEnd::ByPeer => Self::ByClient,
+            ReceiveEnd::Idle => Self::Abandoned("the client was idle for too long"),
+            ReceiveEnd::Abandoned(reason) => Self::Abandoned(reason),
+            ReceiveEnd::Io(error) => Self::Io(error),
+        }
+    }
 }
 
 /// An event.

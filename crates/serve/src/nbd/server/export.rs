@@ -3,49 +3,15 @@
 use std::fmt;
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, DirtyBitmap};
+use holdfast_block::DirtyBitmap;
 
 use crate::nbd::wire::{ExportFlags, HeaderStyle, PAYLOAD_BYTES_MAX, STRING_BYTES_MAX};
+use crate::server::export_device::{Absent, ExportDevice};
 
 /// Prefix of the metadata contexts that hold dirty bitmaps, as QEMU names them (docs/interop/nbd.rst).
 pub(crate) const BITMAP_CONTEXT_PREFIX: &str = "qemu:dirty-bitmap:";
 /// The metadata context for data and holes.
 pub(crate) const ALLOCATION_CONTEXT: &str = "base:allocation";
-
-/// The device of an export. The variant decides what clients may do.
-#[derive(Clone)]
-pub enum ExportDevice {
-    /// Clients can read.
-    ReadOnly(Arc<dyn BlockDevice>),
-    /// Clients can read and write.
-    Writable(Arc<dyn BlockDeviceMut>),
-}
-
-impl ExportDevice {
-    pub(crate) fn reader(&self) -> &dyn BlockDevice {
-        match self {
-            Self::ReadOnly(device) => &**device,
-            Self::Writable(device) => &**device,
-        }
-    }
-
-    pub(crate) fn writer(&self) -> Option<&dyn BlockDeviceMut> {
-        match self {
-            Self::ReadOnly(_) => None,
-            Self::Writable(device) => Some(&**device),
-        }
-    }
-}
-
-/// The meaning of [`ExtentKind::Absent`](holdfast_block::ExtentKind::Absent) for the device of an export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Absent {
-    /// A lower layer may hold data: reported to clients as data.
-    #[default]
-    MayHoldData,
-    /// There is no lower layer: reported as a hole that reads as zero.
-    ReadsAsZero,
-}
 
 /// Whether writing zeroes to the device is faster than writing data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -6,7 +6,7 @@ use holdfast_block::hostile::Outcome;
 use holdfast_block::{DirtyBitmap, ManualClock, MemoryDevice, to_usize};
 
 use super::execute::Executor;
-use super::export::{Export, ExportDevice, FixedExports};
+use super::export::{Export, FixedExports};
 use super::handshake::{Progress, ServerHandshake, ServerState, Session, TlsMode};
 use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{RequestError, Terms, Verdict, payload_bytes, validate};
@@ -14,6 +14,7 @@ use crate::nbd::wire::{
     ChunkHeader, ChunkKind, CommandFlags, CommandKind, Fields, HeaderStyle, OPTION_MAGIC, OptionKind, ReplyFlags,
     RequestHeader, SIMPLE_REPLY_BYTES, SIMPLE_REPLY_MAGIC,
 };
+use crate::server::export_device::ExportDevice;
 
 const SIZE_BYTES: u64 = 100_001;
 

@@ -127,6 +127,12 @@ impl ReplyBuffer {
     }
 }
 
+impl AsRef<[u8]> for ReplyBuffer {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
+}
+
 /// The request that a reply belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ReplyTarget {

@@ -1,7 +1,7 @@
 //! Whether connections are encrypted.
 
 use super::handshake::TlsMode;
-use crate::nbd::tls::TlsServer;
+use crate::tls::TlsServer;
 
 /// Whether connections are encrypted.
 #[derive(Debug, Clone, Default)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDevice, Clock, ExtentKind};
 
-use super::super::export::Absent;
+use crate::server::export_device::Absent;
 
 /// Length of a query beyond the start of a read.
 const WINDOW_BYTES: u64 = 1 << 30;
@@ -129,7 +129,7 @@ mod tests {
     use holdfast_block::{BlockDevice, BlockDeviceMut as _, Clock, ExtentList, ManualClock, MemoryDevice, Result};
 
     use super::{Content, HoleTracker};
-    use crate::nbd::server::export::Absent;
+    use crate::server::export_device::Absent;
 
     /// Counts queries. Each query takes some time.
     struct CountingDevice<'a> {

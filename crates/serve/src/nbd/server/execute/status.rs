@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind};
 
-use super::super::export::Absent;
 use super::super::handshake::Session;
 use super::super::reply::{ReplyBuffer, ReplyTarget};
 use super::super::request::{Contexts, Extents, Request, RequestError, Terms, check_range};
 use super::ExecuteError;
 use crate::nbd::wire::{AllocationFlags, ChunkKind, ErrorNumber, Fields, HeaderStyle, ReplyFlags};
+use crate::server::export_device::Absent;
 
 /// Limit of extents of one chunk. The protocol allows 2^20; a client continues where the reply ends.
 const EXTENT_COUNT_MAX: usize = 16 << 10;

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use holdfast_block::{DirtyBitmap, MemoryDevice};
 
-use super::super::export::{Export, ExportDevice, FixedExports};
+use super::super::export::{Export, FixedExports};
 use super::{HandshakeEnd, Progress, ServerHandshake, ServerState, Session, TlsMode};
 use crate::nbd::wire::HeaderStyle;
+use crate::server::export_device::ExportDevice;
 
 fn exports() -> FixedExports {
     let bitmap = Arc::new(DirtyBitmap::new(4660, 512).unwrap());

@@ -113,13 +113,16 @@ mod tests {
             }
             thread
         };
-        let (large, small) = (wait(90, 1), wait(10, 2));
+        let (large, small) = (wait(90, 1), wait(20, 2));
         // There would be room for the small request, but the large one was first.
         drop(second);
-        assert!(budget.try_take(10).is_none());
+        assert!(budget.try_take(20).is_none());
         drop(first);
-        assert_eq!(order.iter().take(2).collect::<Vec<_>>(), [90, 10]);
-        drop((large.join().unwrap(), small.join().unwrap()));
+        assert_eq!(order.recv().unwrap(), 90);
+        // The small one waits until the large one returns its lease.
+        drop(large.join().unwrap());
+        assert_eq!(order.recv().unwrap(), 20);
+        drop(small.join().unwrap());
         assert!(
             budget.try_take(1_000).is_some(),
             "a request larger than the whole budget"

@@ -10,8 +10,7 @@ use std::net::Shutdown;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::budget::Lease;
-use super::reply::ReplyBuffer;
-use crate::nbd::stream::{SocketStream, Wait};
+use crate::stream::{SocketStream, Wait};
 
 /// Limit of buffers of one call; the system allows 1024.
 const PIECE_COUNT_MAX: usize = 64;
@@ -33,17 +32,17 @@ pub(crate) struct WorkerQuota {
 }
 
 #[derive(Debug)]
-pub(crate) struct Outbox {
+pub(crate) struct Outbox<B> {
     stream: Arc<SocketStream>,
     quota: WorkerQuota,
-    state: Mutex<PendingReplies>,
+    state: Mutex<PendingReplies<B>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct PendingReplies {
+#[derive(Debug)]
+struct PendingReplies<B> {
     /// Replies of workers.
-    ready: VecDeque<(ReplyBuffer, RequestCost)>,
+    ready: VecDeque<(B, RequestCost)>,
     /// Whether a thread is sending.
     is_sending: bool,
     /// Whether the connection cannot send any more.
@@ -54,27 +53,33 @@ struct PendingReplies {
 }
 
 /// Replies that are being sent.
-struct Batch {
-    replies: Vec<(ReplyBuffer, RequestCost)>,
+struct Batch<B> {
+    replies: Vec<(B, RequestCost)>,
     /// Number of bytes of the batch that were sent.
     sent: usize,
 }
 
-impl Outbox {
+impl<B: AsRef<[u8]> + Default + Send + 'static> Outbox<B> {
     pub(crate) fn new(stream: Arc<SocketStream>, quota: WorkerQuota) -> Self {
         Self {
             stream,
             quota,
-            state: Mutex::default(),
+            state: Mutex::new(PendingReplies {
+                ready: VecDeque::new(),
+                is_sending: false,
+                is_dead: false,
+                request_count: 0,
+                bytes: 0,
+            }),
             changed: Condvar::new(),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, PendingReplies> {
+    fn lock(&self) -> MutexGuard<'_, PendingReplies<B>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, PendingReplies>) -> MutexGuard<'a, PendingReplies> {
+    fn wait<'a>(&self, state: MutexGuard<'a, PendingReplies<B>>) -> MutexGuard<'a, PendingReplies<B>> {
         self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -83,7 +88,7 @@ impl Outbox {
         self.fits(&self.lock(), bytes)
     }
 
-    fn fits(&self, state: &PendingReplies, bytes: u64) -> bool {
+    fn fits(&self, state: &PendingReplies<B>, bytes: u64) -> bool {
         state.request_count == 0
             || (state.request_count < self.quota.request_count_max && state.bytes + bytes <= self.quota.bytes_max)
     }
@@ -123,6 +128,7 @@ impl Outbox {
             state = self.wait(state);
         }
         if state.is_dead {
+            self.discard(&mut state);
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         state.is_sending = true;
@@ -145,10 +151,28 @@ impl Outbox {
     }
 
     /// Queues the reply of a worker, and sends it unless another thread is about to send.
-    pub(crate) fn deliver(self: &Arc<Self>, reply: ReplyBuffer, cost: RequestCost) {
+    pub(crate) fn deliver(self: &Arc<Self>, reply: B, cost: RequestCost) {
+        self.push(reply, cost);
+        self.send_ready();
+    }
+
+    /// Queues the reply of a request that was admitted. Replies are sent in the order of the calls, by the next
+    /// [`send_ready`](Self::send_ready) or [`send`](Self::send).
+    pub(crate) fn push(&self, reply: B, cost: RequestCost) {
+        self.lock().ready.push_back((reply, cost));
+    }
+
+    /// Queues a reply of the receiving thread, which needs no quota. The lease is returned when the reply was sent.
+    pub(crate) fn push_own(&self, reply: B, lease: Option<Lease>) {
         let mut state = self.lock();
-        state.ready.push_back((reply, cost));
-        if state.is_sending {
+        state.request_count += 1;
+        state.ready.push_back((reply, RequestCost { bytes: 0, lease }));
+    }
+
+    /// Sends the queued replies without waiting for the peer, unless another thread is sending.
+    pub(crate) fn send_ready(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.is_sending || state.ready.is_empty() {
             return;
         }
         state.is_sending = true;
@@ -161,11 +185,11 @@ impl Outbox {
     pub(crate) fn abort(self: &Arc<Self>, cost: RequestCost) {
         self.stream.shut_down(Shutdown::Both);
         self.lock().is_dead = true;
-        self.deliver(ReplyBuffer::default(), cost);
+        self.deliver(B::default(), cost);
     }
 
     /// Sends without waiting. If the socket is full, starts a thread that waits.
-    fn send_batches(self: &Arc<Self>, mut batch: Batch) {
+    fn send_batches(self: &Arc<Self>, mut batch: Batch<B>) {
         loop {
             let sent = if self.is_dead() {
                 Err(io::ErrorKind::BrokenPipe.into())
@@ -175,7 +199,7 @@ impl Outbox {
             match sent {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let outbox = Arc::clone(self);
-                    let thread = std::thread::Builder::new().name("nbd-sender".to_owned());
+                    let thread = std::thread::Builder::new().name("serve-sender".to_owned());
                     // If no thread can be started, this connection is closed, rather than blocking a worker.
                     let slot = Arc::new(Mutex::new(Some(batch)));
                     let theirs = Arc::clone(&slot);
@@ -200,7 +224,7 @@ impl Outbox {
         }
     }
 
-    fn send_blocking(&self, mut batch: Batch) {
+    fn send_blocking(&self, mut batch: Batch<B>) {
         loop {
             let sent = batch.send(&mut &[][..], &self.stream, Wait::ForPeer);
             match self.finish(&batch, sent.err().as_ref()) {
@@ -212,7 +236,7 @@ impl Outbox {
 
     /// Releases the quota of a batch that was sent or cannot be sent. Returns the replies that became ready meanwhile;
     /// if there are none, the socket is free for other threads.
-    fn finish(&self, batch: &Batch, error: Option<&io::Error>) -> Option<Batch> {
+    fn finish(&self, batch: &Batch<B>, error: Option<&io::Error>) -> Option<Batch<B>> {
         let mut state = self.lock();
         state.request_count -= batch.replies.len();
         state.bytes -= batch.replies.iter().map(|(_, cost)| cost.bytes).sum::<u64>();
@@ -224,18 +248,22 @@ impl Outbox {
             self.changed.notify_all();
             return Some(Batch::take(&mut state));
         }
-        // Replies that cannot be delivered any more need no quota.
-        let lost = Batch::take(&mut state);
+        state.is_sending = false;
+        self.discard(&mut state);
+        None
+    }
+
+    /// Discards the queued replies: replies that cannot be delivered any more need no quota.
+    fn discard(&self, state: &mut PendingReplies<B>) {
+        let lost = Batch::take(state);
         state.request_count -= lost.replies.len();
         state.bytes -= lost.replies.iter().map(|(_, cost)| cost.bytes).sum::<u64>();
-        state.is_sending = false;
         self.changed.notify_all();
-        None
     }
 }
 
-impl Batch {
-    fn take(state: &mut PendingReplies) -> Self {
+impl<B: AsRef<[u8]>> Batch<B> {
+    fn take(state: &mut PendingReplies<B>) -> Self {
         Self {
             replies: state.ready.drain(..).collect(),
             sent: 0,
@@ -248,14 +276,19 @@ impl Batch {
             let mut skip = self.sent;
             let mut pieces = Vec::with_capacity(PIECE_COUNT_MAX.min(self.replies.len() + 1));
             for (reply, _) in &self.replies {
-                let bytes = reply.as_slice();
+                let bytes = reply.as_ref();
                 let skipped = skip.min(bytes.len());
                 skip -= skipped;
                 if skipped < bytes.len() && pieces.len() < PIECE_COUNT_MAX - 1 {
                     pieces.push(IoSlice::new(&bytes[skipped..]));
                 }
             }
-            let rest: usize = self.replies.iter().map(|(reply, _)| reply.len()).sum::<usize>() - self.sent;
+            let rest: usize = self
+                .replies
+                .iter()
+                .map(|(reply, _)| reply.as_ref().len())
+                .sum::<usize>()
+                - self.sent;
             let offered: usize = pieces.iter().map(|piece| piece.len()).sum();
             if offered == rest && !own.is_empty() {
                 pieces.push(IoSlice::new(own));
@@ -268,5 +301,43 @@ impl Batch {
             self.sent += of_replies;
             *own = &own[sent - of_replies..];
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
+
+    use super::{Outbox, RequestCost, WorkerQuota};
+    use crate::stream::{Socket, SocketStream};
+
+    /// A thread that ends waits until all replies are gone: those that come after the end of the connection, too.
+    #[test]
+    fn replies_after_the_end_of_the_connection_are_discarded() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let stream = Arc::new(SocketStream::new(Socket::Unix(ours)).unwrap());
+        let quota = WorkerQuota {
+            request_count_max: 8,
+            bytes_max: 1000,
+        };
+        let outbox: Arc<Outbox<Vec<u8>>> = Arc::new(Outbox::new(stream, quota));
+        outbox.admit(100);
+        outbox.abort(RequestCost {
+            bytes: 100,
+            lease: None,
+        });
+        outbox.push_own(b"late".to_vec(), None);
+        outbox.admit(200);
+        outbox.push(
+            b"later".to_vec(),
+            RequestCost {
+                bytes: 200,
+                lease: None,
+            },
+        );
+        assert!(outbox.send(&[]).is_err());
+        outbox.wait_until_empty();
+        assert!(outbox.is_empty() && outbox.is_dead());
     }
 }

@@ -5,13 +5,25 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 
-use super::event::Closed;
-use crate::nbd::stream::{SocketStream, Wait};
+use crate::stream::{SocketStream, Wait};
 
 /// Size of the buffer: space for a batch of small requests, or the payload of a few writes.
 const BUFFER_BYTES: usize = 128 << 10;
 /// Number of polls for a payload before blocking: some microseconds.
 const POLL_ATTEMPTS: u32 = 20;
+
+/// Why no more bytes can be received.
+#[derive(Debug)]
+pub(crate) enum ReceiveEnd {
+    /// The peer closed the connection between two messages.
+    ByPeer,
+    /// The peer sent nothing for longer than the time limit between two messages.
+    Idle,
+    /// The peer closed the connection, or took too long, in the middle of a message.
+    Abandoned(&'static str),
+    /// The socket failed.
+    Io(std::io::Error),
+}
 
 /// The message that is being received. It determines the time limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +70,7 @@ impl Receiver {
     }
 
     /// Receives at least one more byte, and buffers at most `length_max`. Fails when the client closes the connection.
-    pub(crate) fn fill(&mut self, length_max: usize, waiting: Waiting) -> Result<(), Closed> {
+    pub(crate) fn fill(&mut self, length_max: usize, waiting: Waiting) -> Result<(), ReceiveEnd> {
         if self.start > 0 {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
@@ -75,7 +87,7 @@ impl Receiver {
     }
 
     /// Fills `payload` from the buffer, and then from the socket.
-    pub(crate) fn take_payload(&mut self, payload: &mut [u8], patience: Duration) -> Result<(), Closed> {
+    pub(crate) fn take_payload(&mut self, payload: &mut [u8], patience: Duration) -> Result<(), ReceiveEnd> {
         let ready = self.bytes().len().min(payload.len());
         payload[..ready].copy_from_slice(&self.bytes()[..ready]);
         self.consume(ready);
@@ -99,7 +111,7 @@ impl Receiver {
     }
 
     /// Discards `length` bytes.
-    pub(crate) fn skip(&mut self, mut length: u64, patience: Duration) -> Result<(), Closed> {
+    pub(crate) fn skip(&mut self, mut length: u64, patience: Duration) -> Result<(), ReceiveEnd> {
         loop {
             let ready = holdfast_block::to_usize(length).min(self.bytes().len());
             self.consume(ready);
@@ -113,15 +125,17 @@ impl Receiver {
 }
 
 /// Receives at least one byte. The socket's own timeout only determines how often the clock is checked.
-fn receive(stream: &SocketStream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiting) -> Result<usize, Closed> {
+fn receive(stream: &SocketStream, clock: &dyn Clock, buffer: &mut [u8], waiting: Waiting) -> Result<usize, ReceiveEnd> {
     let mut silent_since = None;
     loop {
         match stream.receive(buffer, Wait::ForPeer) {
             Ok(0) => {
                 return Err(match waiting {
-                    Waiting::ForNext(_) => Closed::ByClient,
-                    Waiting::ForRest(_) => Closed::Abandoned("the connection was closed in the middle of a request"),
-                    Waiting::Until(_) => Closed::Abandoned("the connection was closed during the handshake"),
+                    Waiting::ForNext(_) => ReceiveEnd::ByPeer,
+                    Waiting::ForRest(_) => {
+                        ReceiveEnd::Abandoned("the connection was closed in the middle of a request")
+                    }
+                    Waiting::Until(_) => ReceiveEnd::Abandoned("the connection was closed during the handshake"),
                 });
             }
             Ok(length) => {
@@ -135,18 +149,18 @@ fn receive(stream: &SocketStream, clock: &dyn Clock, buffer: &mut [u8], waiting:
                 let silence = now.saturating_sub(*silent_since.get_or_insert(now));
                 match waiting {
                     Waiting::ForNext(Some(limit)) if silence >= limit => {
-                        return Err(Closed::Abandoned("the client was idle for too long"));
+                        return Err(ReceiveEnd::Idle);
                     }
                     Waiting::ForRest(limit) if silence >= limit => {
-                        return Err(Closed::Abandoned("the rest of a request did not come in time"));
+                        return Err(ReceiveEnd::Abandoned("the rest of a request did not come in time"));
                     }
                     Waiting::Until(deadline) if now > deadline => return Err(HANDSHAKE_TIMEOUT),
                     _ => {}
                 }
             }
-            Err(error) => return Err(Closed::Io(error)),
+            Err(error) => return Err(ReceiveEnd::Io(error)),
         }
     }
 }
 
-const HANDSHAKE_TIMEOUT: Closed = Closed::Abandoned("the handshake took too long");
+const HANDSHAKE_TIMEOUT: ReceiveEnd = ReceiveEnd::Abandoned("the handshake took too long");

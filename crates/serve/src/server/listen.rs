@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
-use crate::nbd::stream::Socket;
+use crate::stream::Socket;
 use crate::{Error, Result};
 
 const BACKLOG: i32 = 128;

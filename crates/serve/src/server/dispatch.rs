@@ -8,8 +8,6 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use super::request::{Durability, Request, RequestCommand};
-
 /// The maximum time of a quick request is this, plus [`NANOSECONDS_PER_BYTE`].
 const QUICK: Duration = Duration::from_micros(250);
 /// Corresponds to 256 MiB/s: memory is ten times faster; slower storage justifies another thread.
@@ -28,7 +26,25 @@ pub(crate) enum Dispatch {
     Worker,
 }
 
-/// Measurements of one connection's export, per class of requests.
+/// A class of requests that take a similar time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WorkClass {
+    Read,
+    Write,
+    /// Requests that must reach the storage medium.
+    Durable,
+    Other,
+}
+
+/// A request to be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Work {
+    pub(crate) class: WorkClass,
+    /// Bytes that the request transfers.
+    pub(crate) bytes: u64,
+}
+
+/// Measurements of one connection's device, per class of requests.
 #[derive(Debug)]
 pub(crate) struct DispatchPolicy {
     reads: AtomicU32,
@@ -49,22 +65,18 @@ impl DispatchPolicy {
         }
     }
 
-    fn class(&self, request: &Request) -> &AtomicU32 {
-        match request.command {
-            RequestCommand::Flush => &self.durable,
-            _ if request.durability == Durability::BeforeReply => &self.durable,
-            RequestCommand::Read(_) => &self.reads,
-            RequestCommand::Write => &self.writes,
-            RequestCommand::Trim
-            | RequestCommand::Cache
-            | RequestCommand::WriteZeroes(_)
-            | RequestCommand::BlockStatus { .. } => &self.others,
+    fn counter(&self, class: WorkClass) -> &AtomicU32 {
+        match class {
+            WorkClass::Read => &self.reads,
+            WorkClass::Write => &self.writes,
+            WorkClass::Durable => &self.durable,
+            WorkClass::Other => &self.others,
         }
     }
 
-    pub(crate) fn choose(&self, request: &Request) -> Dispatch {
+    pub(crate) fn choose(&self, class: WorkClass) -> Dispatch {
         // Relaxed: an independent counter.
-        if self.class(request).load(Ordering::Relaxed) > TOLERATED {
+        if self.counter(class).load(Ordering::Relaxed) > TOLERATED {
             Dispatch::Worker
         } else {
             Dispatch::Inline
@@ -72,14 +84,10 @@ impl DispatchPolicy {
     }
 
     /// Records how long a request took.
-    pub(crate) fn record(&self, request: &Request, took: Duration) {
-        let bytes = match request.command {
-            RequestCommand::Read(_) | RequestCommand::Write => request.length,
-            _ => 0,
-        };
-        let quick = QUICK + Duration::from_nanos(bytes.saturating_mul(NANOSECONDS_PER_BYTE));
-        let class = self.class(request);
-        let before = class.load(Ordering::Relaxed);
+    pub(crate) fn record(&self, work: Work, took: Duration) {
+        let quick = QUICK + Duration::from_nanos(work.bytes.saturating_mul(NANOSECONDS_PER_BYTE));
+        let counter = self.counter(work.class);
+        let before = counter.load(Ordering::Relaxed);
         let after = if took <= quick {
             before.saturating_sub(1)
         } else if took > quick * CONCLUSIVE {
@@ -88,7 +96,7 @@ impl DispatchPolicy {
             (before + SUSPICION_PER_SLOW).min(SUSPICION_MAX)
         };
         if after != before {
-            class.store(after, Ordering::Relaxed);
+            counter.store(after, Ordering::Relaxed);
         }
     }
 }
@@ -97,34 +105,24 @@ impl DispatchPolicy {
 mod tests {
     use std::time::Duration;
 
-    use super::super::request::{Durability, Fragments, Request, RequestCommand};
-    use super::{Dispatch, DispatchPolicy};
+    use super::{Dispatch, DispatchPolicy, Work, WorkClass};
 
-    const fn request(command: RequestCommand, durability: Durability) -> Request {
-        Request {
-            cookie: 0,
-            offset: 0,
-            length: 4096,
-            command,
-            durability,
-        }
-    }
-
-    const READ: Request = request(RequestCommand::Read(Fragments::Any), Durability::Later);
+    const READ: Work = Work {
+        class: WorkClass::Read,
+        bytes: 4096,
+    };
     const QUICK: Duration = Duration::from_micros(20);
 
     #[test]
     fn quick_requests_are_carried_out_on_the_spot_after_they_proved_it() {
         let policy = DispatchPolicy::new();
         for _ in 0..32 {
-            assert_eq!(policy.choose(&READ), Dispatch::Worker);
-            policy.record(&READ, QUICK);
+            assert_eq!(policy.choose(READ.class), Dispatch::Worker);
+            policy.record(READ, QUICK);
         }
-        assert_eq!(policy.choose(&READ), Dispatch::Inline);
-        let flush = request(RequestCommand::Flush, Durability::Later);
-        let durable = request(RequestCommand::Write, Durability::BeforeReply);
-        for other in [flush, durable, request(RequestCommand::Trim, Durability::Later)] {
-            assert_eq!(policy.choose(&other), Dispatch::Worker, "{other:?} proved nothing");
+        assert_eq!(policy.choose(READ.class), Dispatch::Inline);
+        for other in [WorkClass::Write, WorkClass::Durable, WorkClass::Other] {
+            assert_eq!(policy.choose(other), Dispatch::Worker, "{other:?} proved nothing");
         }
     }
 
@@ -132,25 +130,22 @@ mod tests {
     fn one_hiccup_is_tolerated_two_are_not_and_a_blatant_one_is_not() {
         let proven = || {
             let policy = DispatchPolicy::new();
-            (0..64).for_each(|_| policy.record(&READ, QUICK));
+            (0..64).for_each(|_| policy.record(READ, QUICK));
             policy
         };
         let policy = proven();
-        policy.record(&READ, Duration::from_millis(1));
-        assert_eq!(policy.choose(&READ), Dispatch::Inline);
-        policy.record(&READ, Duration::from_millis(1));
-        assert_eq!(policy.choose(&READ), Dispatch::Worker);
+        policy.record(READ, Duration::from_millis(1));
+        assert_eq!(policy.choose(READ.class), Dispatch::Inline);
+        policy.record(READ, Duration::from_millis(1));
+        assert_eq!(policy.choose(READ.class), Dispatch::Worker);
         let policy = proven();
-        policy.record(&READ, Duration::from_millis(10));
-        assert_eq!(policy.choose(&READ), Dispatch::Worker);
-        let large = Request {
-            length: 1 << 20,
-            ..READ
-        };
+        policy.record(READ, Duration::from_millis(10));
+        assert_eq!(policy.choose(READ.class), Dispatch::Worker);
+        let large = Work { bytes: 1 << 20, ..READ };
         let policy = proven();
-        (0..9).for_each(|_| policy.record(&large, Duration::from_millis(3)));
+        (0..9).for_each(|_| policy.record(large, Duration::from_millis(3)));
         assert_eq!(
-            policy.choose(&large),
+            policy.choose(READ.class),
             Dispatch::Inline,
             "a large request may take longer"
         );

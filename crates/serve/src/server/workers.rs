@@ -97,7 +97,7 @@ impl Workers {
         let waiting = state.turns.len();
         if state.idle_count < waiting && state.thread_count < self.shared.thread_count_max {
             let shared = Arc::clone(&self.shared);
-            let thread = std::thread::Builder::new().name("nbd-worker".to_owned());
+            let thread = std::thread::Builder::new().name("serve-worker".to_owned());
             if thread.spawn(move || shared.run()).is_ok() {
                 state.thread_count += 1;
             } else if state.thread_count == 0 {

@@ -92,6 +92,14 @@ impl SocketStream {
         })
     }
 
+    /// The address at which a TCP peer has connected.
+    pub(crate) fn local_address(&self) -> Option<SocketAddr> {
+        let address = rustix::net::getsockname(&self.socket).ok()?;
+        let address = SocketAddr::try_from(address).ok()?;
+        // A listener for both families reports IPv4 addresses in the form of IPv6.
+        Some(SocketAddr::new(address.ip().to_canonical(), address.port()))
+    }
+
     /// Sets how long one receive and one send may wait before they fail with [`io::ErrorKind::WouldBlock`].
     pub(crate) fn set_time_limits(&self, receive: Duration, send: Duration) -> io::Result<()> {
         sockopt::set_socket_timeout(&self.socket, Timeout::Recv, Some(receive))?;

@@ -1,0 +1,21 @@
+//! What the servers of all protocols share: listeners, limits, the table of connections, memory, and worker threads.
+//!
+//! ```text
+//! listen ─► connections        one thread per client, within the limits
+//!               ├─ receive     received bytes, and how long to wait for more
+//!               ├─ dispatch    in the connection's thread, or in a worker
+//!               ├─ workers     threads for slow requests, in turns
+//!               ├─ budget      memory for requests, for the whole process
+//!               └─ outbox      replies to send, batched in one call
+//! ```
+
+pub(crate) mod budget;
+pub(crate) mod connections;
+pub(crate) mod dispatch;
+pub(crate) mod export_device;
+pub(crate) mod limits;
+pub(crate) mod listen;
+pub(crate) mod outbox;
+pub(crate) mod peer;
+pub(crate) mod receive;
+pub(crate) mod workers;
