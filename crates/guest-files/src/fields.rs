@@ -49,6 +49,14 @@ impl<'a> Fields<'a> {
         Ok(u64::from_le_bytes(self.array(at)?))
     }
 
+    pub(crate) fn be_u16(&self, at: usize) -> Result<u16> {
+        Ok(u16::from_be_bytes(self.array(at)?))
+    }
+
+    pub(crate) fn be_u64(&self, at: usize) -> Result<u64> {
+        Ok(u64::from_be_bytes(self.array(at)?))
+    }
+
     pub(crate) fn be_u32(&self, at: usize) -> Result<u32> {
         Ok(u32::from_be_bytes(self.array(at)?))
     }

@@ -48,6 +48,10 @@ pub const PARSERS: &[Parser] = &[
         feed: exfat,
     },
     Parser {
+        name: "guest_xfs",
+        feed: xfs,
+    },
+    Parser {
         name: "guest_reader_answers",
         feed: reader_answers,
     },
@@ -74,6 +78,8 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         seed!("guest_fat", "fat12"),
         seed!("guest_fat", "fat32"),
         seed!("guest_exfat", "small"),
+        seed!("guest_xfs", "small"),
+        seed!("guest_xfs", "version4"),
         seed!("guest_reader_answers", "all"),
     ]
 }
@@ -192,6 +198,11 @@ pub fn fat(bytes: &[u8]) -> Outcome {
 /// exFAT. Checksums of entries are not corrected: most changes are found by them.
 pub fn exfat(bytes: &[u8]) -> Outcome {
     file_system(bytes, Content::ExFat)
+}
+
+/// XFS. Version 5 finds most changes by checksums, which are not corrected; version 4 has none.
+pub fn xfs(bytes: &[u8]) -> Outcome {
+    file_system(bytes, Content::Xfs)
 }
 
 fn file_system(bytes: &[u8], content: Content) -> Outcome {

@@ -107,13 +107,14 @@ impl Message {
 }
 
 /// The contents that have readers, by their numbers in messages.
-const READABLE: [Content; 6] = [
+const READABLE: [Content; 7] = [
     Content::Ext2,
     Content::Ext3,
     Content::Ext4,
     Content::Ntfs,
     Content::Fat,
     Content::ExFat,
+    Content::Xfs,
 ];
 
 pub(super) fn open(content: Content, size_bytes: u64) -> Message {

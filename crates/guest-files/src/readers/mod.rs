@@ -5,6 +5,7 @@
 pub(crate) mod ext;
 pub(crate) mod fat;
 pub(crate) mod ntfs;
+pub(crate) mod xfs;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ pub fn open_file_system(device: Arc<dyn BlockDevice>, content: Content) -> Resul
         Content::Ntfs => Ok(Box::new(ntfs::NtfsFileSystem::open(device)?)),
         Content::Fat => Ok(Box::new(fat::FatFileSystem::open(device)?)),
         Content::ExFat => Ok(Box::new(fat::ExFatFileSystem::open(device)?)),
+        Content::Xfs => Ok(Box::new(xfs::XfsFileSystem::open(device)?)),
         other => Err(Error::unsupported(format!("reading {}", other.name()))),
     }
 }

@@ -94,7 +94,7 @@ impl Content {
     pub const fn is_readable(self) -> bool {
         matches!(
             self,
-            Self::Ext2 | Self::Ext3 | Self::Ext4 | Self::Ntfs | Self::Fat | Self::ExFat
+            Self::Ext2 | Self::Ext3 | Self::Ext4 | Self::Ntfs | Self::Fat | Self::ExFat | Self::Xfs
         )
     }
 

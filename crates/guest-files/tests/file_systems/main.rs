@@ -18,3 +18,4 @@ mod place;
 mod process;
 mod tree;
 mod volumes;
+mod xfs;

@@ -49,7 +49,7 @@ fn file_system(rig: &Rig, name: &str, size_bytes: u64, program: &str, words: &[&
     made.unwrap_or_else(|reason| panic!("{program}: {reason} (scripts/setup installs it)"));
 }
 
-/// A rig with a snapshot of the machine web1: vda has an ext4 and a FAT in a GPT, vdb is an XFS without a table.
+/// A rig with a snapshot of the machine web1: vda has an ext4 and a FAT in a GPT, vdb is a btrfs without a table.
 fn rig() -> Rig {
     let rig = Rig::new();
     std::fs::create_dir(rig.path("source")).unwrap();
@@ -66,7 +66,7 @@ fn rig() -> Rig {
     file_system(&rig, "part2", 2 * MIB, "mkfs.fat", &["-n", "EFI"]);
     let folder = rig.path("source/etc");
     system("mcopy", &["-s", "-i", text(&rig.path("part2")), text(&folder), "::"]).unwrap();
-    file_system(&rig, "vdb.raw", 320 * MIB, "mkfs.xfs", &["-q"]);
+    file_system(&rig, "vdb.raw", 128 * MIB, "mkfs.btrfs", &["-q"]);
     let disk = std::fs::File::create(rig.path("vda.raw")).unwrap();
     disk.set_len(60 * MIB).unwrap();
     system(
@@ -103,11 +103,11 @@ fn volumes_and_directories_are_listed() {
     let shown: Vec<String> = volumes.iter().map(shown).collect();
     assert_eq!(
         shown,
-        ["[vda]:1 ext4 true", "[vda]:2 fat true", "[vdb]:whole xfs false"]
+        ["[vda]:1 ext4 true", "[vda]:2 fat true", "[vdb]:whole btrfs false"]
     );
     assert_eq!(volumes[0]["label"], "root");
     let text = rig.ok(&["files", "ls", "web1:vda"]);
-    assert!(text.contains("EFI") && !text.contains("xfs"), "{text}");
+    assert!(text.contains("EFI") && !text.contains("btrfs"), "{text}");
     assert_eq!(
         rig.ok(&["files", "ls", "web1:1:/"]),
         "current\netc/\nlost+found/\nvar/\nweb\n"
@@ -209,13 +209,13 @@ fn what_cannot_be_read_or_found_is_an_error_with_a_hint() {
     let output = rig.code(1, &["files", "ls", "web1:vdb:/etc"]);
     let message = stderr(&output);
     assert!(
-        message.contains("holds xfs") && message.contains("virtual machine"),
+        message.contains("holds btrfs") && message.contains("virtual machine"),
         "{message}"
     );
     let output = rig.code(1, &["files", "cat", "web1:/missing"]);
     let message = stderr(&output);
     assert!(
-        message.contains("no volume has /missing (not searched: vdb:whole: xfs)"),
+        message.contains("no volume has /missing (not searched: vdb:whole: btrfs)"),
         "{message}"
     );
     let (kind, message) = rig.error(1, &["files", "ls", "web1:/etc"]);
