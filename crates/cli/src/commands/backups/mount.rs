@@ -57,8 +57,8 @@ impl Verb for MountArgs {
             line: "holdfast mount -r /backup/vms /mnt",
         },
         Example {
-            wish: "Read one file from a disk of the newest snapshot",
-            line: "holdfast mount -r /backup/vms web1 /mnt && mount -o ro,loop,offset=1M /mnt/vda.raw /media",
+            wish: "Show the disks of the newest snapshot of a machine as files",
+            line: "holdfast mount -r /backup/vms web1 /mnt",
         },
         Example {
             wish: "Look at images in a host snapshot",

@@ -70,12 +70,12 @@ pub(crate) struct ImageMountServerArgs {
 impl Verb for ImageMountArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
-            wish: "Read the files of a virtual disk of VMware",
-            line: "holdfast image mount web1.vmdk /mnt && mount -o ro,loop,offset=1M /mnt/web1.raw /media",
+            wish: "Show a virtual disk of VMware as a raw file",
+            line: "holdfast image mount web1.vmdk /mnt",
         },
         Example {
-            wish: "Change files of a machine that is shut off",
-            line: "holdfast image mount --writable web1.qcow2 /mnt && mount -o loop,offset=1M /mnt/web1.raw /media",
+            wish: "Change the disk of a machine that is shut off",
+            line: "holdfast image mount --writable web1.qcow2 /mnt",
         },
     ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
