@@ -91,7 +91,7 @@ pub fn duration(duration: Duration) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SizeError {
     /// It does not start with a number.
-    #[error("{text:?} is no size; give a number with an optional unit, like 512, 64MiB or 1.5G")]
+    #[error("{text:?} is no size; use a number with an optional unit, like 512, 64MiB or 1.5G")]
     NotANumber {
         /// The text as given.
         text: String,

@@ -169,15 +169,15 @@ fn engine_advice(error: &JobError) -> Advice {
             Kind::Key,
             "holdfast key add adds a password, and holdfast key remove removes one",
         ),
-        JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "give --machine NAME"),
+        JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "use --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
         JobError::Clone(error) => clone_advice(error),
-        JobError::StreamLonger { .. } => advice(Exit::Error, Kind::Refused, "give the size that it has with --size"),
+        JobError::StreamLonger { .. } => advice(Exit::Error, Kind::Refused, "set the size that it has with --size"),
         JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
         JobError::FormatChanged { .. } => {
-            refused("if you know that the image is not raw any more, give its format with --format")
+            refused("if you know that the image is not raw any more, set its format with --format")
         }
-        JobError::NoSize => advice(Exit::Usage, Kind::Usage, "give a size such as 20G"),
+        JobError::NoSize => advice(Exit::Usage, Kind::Usage, "set a size such as 20G"),
         JobError::Choice(error) => choice_advice(error),
         JobError::Exchanged(_) => advice(Exit::Error, Kind::Refused, HINT_EXCHANGED),
         JobError::NameTaken(_) => advice(
@@ -219,7 +219,7 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "--force overwrites it; restore --in-place writes only the differences",
         ),
-        JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "give --to raw, or the name of a new file"),
+        JobError::DeviceFormat { .. } => advice(Exit::Usage, Kind::Usage, "use --to raw, or name a new file"),
         JobError::TargetTooSmall { .. } => advice(Exit::Error, Kind::NoSpace, HINT_TOO_SMALL),
         JobError::Medium { source, .. } => device_advice(source),
         JobError::NoTarget { .. } => advice(Exit::Error, Kind::NotFound, "leave --in-place out to make it"),

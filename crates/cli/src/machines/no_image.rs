@@ -33,7 +33,7 @@ pub(crate) fn refuse(word: &OsStr) -> Result<(), Error> {
     if ["ova", "ovf", "xva", "vma"].iter().any(|ending| is_called(ending)) {
         return Err(Error::usage(
             format!("{path} has the name of a machine archive, and is not an image"),
-            "holdfast import takes archives in; where it is the bytes of a disk, give it another name",
+            "holdfast import takes archives in; if it has the bytes of a disk, rename it",
         ));
     }
     Ok(())

@@ -65,7 +65,7 @@ impl PoolArgs {
         let password = context.pool_password(self, configured)?;
         let text = std::str::from_utf8(password.as_bytes());
         let password =
-            text.map_err(|_| Error::usage("the password of the pool's user is no UTF-8", "give it another one"));
+            text.map_err(|_| Error::usage("the password of the pool's user is no UTF-8", "choose another one"));
         Ok(Login {
             address: address.clone(),
             password: password?.to_owned(),

@@ -264,7 +264,7 @@ fn warn_of_other_origins(
         if *path != now || parent.host != host {
             progress.warning(&format!(
                 "disk {name} of {machine} is {now} on {host}; in the snapshot before ({id}, {time}) it was {path} on \
-                 {old_host}: if these are two machines, give --machine",
+                 {old_host}: if these are two machines, use --machine",
                 machine = parent.machine,
                 id = parent.id.short(),
                 time = time_of(parent),

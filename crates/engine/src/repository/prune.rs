@@ -99,7 +99,7 @@ pub fn prune(repository: &Repository, request: &PruneRequest, job: Job<'_>) -> R
             let name = manifests.last().map_or_else(String::new, |newest| newest.id.short());
             job.progress.warning(&format!(
                 "no snapshot of {machine} is removed: its newest, {name}, is more than a year after the one before it, and --keep-within \
-                 would remove what is older; if no clock was wrong, give --accept-gaps"
+                 would remove what is older; if no clock was wrong, use --accept-gaps"
             ));
             continue;
         }

@@ -51,9 +51,9 @@ pub(super) fn refusal_advice(refusal: &Refusal) -> Advice {
             Kind::NotFound,
             "use --disk DISK=PATH, with --force for a block device, or --storage FOLDER",
         ),
-        Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or give --storage FOLDER"),
+        Refusal::NoFolder { .. } => (Exit::Error, Kind::NotFound, "make it, or use --storage FOLDER"),
         Refusal::UnknownDisk { .. } => (Exit::Error, Kind::NotFound, "name disks as the snapshot does: vda"),
-        Refusal::PathTaken { .. } => (Exit::Error, Kind::Exists, "give another path, or remove the file"),
+        Refusal::PathTaken { .. } => (Exit::Error, Kind::Exists, "use another path, or remove the file"),
         Refusal::InUse { .. } => (Exit::Error, Kind::Refused, "use another place, or restore that machine"),
         Refusal::NoRoom { .. } => (
             Exit::Error,

@@ -33,7 +33,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
             Kind::NotFound,
             "holdfast template list shows the templates",
         ),
-        TemplateError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "give more digits of the digest"),
+        TemplateError::Ambiguous { .. } => advice(Exit::Error, Kind::Ambiguous, "use more digits of the digest"),
         TemplateError::IsTemplate { .. } => {
             refused("holdfast template show, pull and remove work on templates, and look at their signatures")
         }
@@ -64,7 +64,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
             Kind::Damage,
             "it was changed without a new signature, or is damaged: do not use it, and check who can write to the repository",
         ),
-        TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "give a new folder as target"),
+        TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "name a new folder as the target"),
         TemplateError::Configuration { .. } => refused("of a template with one disk, an image as target leaves it out"),
         TemplateError::Signatures(error) => signature_advice(error),
         _ => refused("check the key with ssh-keygen -Y sign"),
@@ -92,6 +92,6 @@ fn signature_advice(error: &SshSignatureError) -> Advice {
             Kind::Key,
             "a key with a passphrase needs a terminal, or an agent: ssh-add KEY; the stored data is found again",
         ),
-        _ => advice(Exit::Usage, Kind::Usage, "give it a path that is text"),
+        _ => advice(Exit::Usage, Kind::Usage, "use a path that is text"),
     }
 }

@@ -339,9 +339,9 @@ fn contradictory_commands_are_refused_with_a_reason() {
     exported(&rig, "web1.xva");
     for (code, words, expected) in [
         (1, &["import", "a.raw"][..], "is not a known machine archive"),
-        (2, &["export", "web1", "web1.tar"], "does not say what to make"),
-        (2, &["export", "web1", "x.xva", "--level", "9"], "nothing is packed"),
-        (2, &["export", "web1", "x.xva.zst", "--gzip"], "the name says zstd"),
+        (2, &["export", "web1", "web1.tar"], "does not select a format"),
+        (2, &["export", "web1", "x.xva", "--level", "9"], "is not compressed"),
+        (2, &["export", "web1", "x.xva.zst", "--gzip"], "the name means zstd"),
         (1, &["export", "web1", "x.xva", "--exclude", "vdz"], "it has vda, vdb"),
         (2, &["export", "web1:vda", "web1.xva"], "names a disk"),
         (

@@ -15,6 +15,7 @@ fn rig() -> Rig {
 #[test]
 fn names_patterns_and_tags_without_matches_are_errors() {
     let rig = rig();
+    std::fs::create_dir(rig.path("empty")).unwrap();
     for words in [
         &["list", "wbe1"][..],
         &["list", "web1", "wbe1"],
@@ -33,12 +34,13 @@ fn names_patterns_and_tags_without_matches_are_errors() {
         &["show", "wbe1"],
         &["template", "list", "wbe1"],
         &["runs", "--job", "wbe1", "--state", "state"],
-        &["mount", "wbe1", "/mnt"],
+        &["mount", "wbe1", "empty"],
+        &["files", "ls", "wbe1"],
         &["host", "remove", "wbe1"],
     ] {
         let (kind, text) = rig.error(1, words);
         assert_eq!(kind, "not-found", "{words:?}: {text}");
-        let is_of_repository = !["template", "runs", "mount", "host"].contains(&words[0]);
+        let is_of_repository = !["template", "runs", "host"].contains(&words[0]);
         if is_of_repository && !text.contains("x*") {
             assert!(text.contains("web1"), "{words:?}: {text}");
         }
