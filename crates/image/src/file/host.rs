@@ -24,7 +24,9 @@ pub(crate) enum Access {
     Read,
     /// Reading and writing, with a lock that keeps other writers (also QEMU) away.
     Write,
-    /// The same without a lock, which another process holds for this one.
+    /// The same, and the programs that this process starts hold the lock too, until the last of them has ended.
+    WriteWithChildren,
+    /// Reading and writing without a lock, which another process holds for this one.
     WriteUnlocked,
 }
 
@@ -107,8 +109,12 @@ impl HostFile {
         };
         let lock = match access {
             Access::Read | Access::WriteUnlocked => None,
-            Access::Write => lock(&file, path)?,
+            Access::Write | Access::WriteWithChildren => lock(&file, path)?,
         };
+        if access == Access::WriteWithChildren {
+            let inherited = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty());
+            inherited.map_err(|errno| Error::io("share", path, errno))?;
+        }
         Ok(Self {
             file,
             _lock: lock,
@@ -116,7 +122,7 @@ impl HostFile {
             kind,
             read_bytes: match access {
                 Access::Read => metadata.len(),
-                Access::Write | Access::WriteUnlocked => 0,
+                Access::Write | Access::WriteWithChildren | Access::WriteUnlocked => 0,
             },
         })
     }
@@ -163,7 +169,7 @@ impl Access {
         let common = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         match self {
             Self::Read => OFlags::RDONLY | common,
-            Self::Write | Self::WriteUnlocked => OFlags::RDWR | common,
+            Self::Write | Self::WriteWithChildren | Self::WriteUnlocked => OFlags::RDWR | common,
         }
     }
 }

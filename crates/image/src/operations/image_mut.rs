@@ -50,7 +50,8 @@ pub fn open_mut(path: &Path, options: &OpenOptions) -> Result<ImageMut> {
 }
 
 /// A lock of an image, as [`open_mut`] takes it, for the processes that a process starts: they open the image with
-/// [`Locking::HeldElsewhere`]. No other program can use the image between two of them.
+/// [`Locking::HeldElsewhere`]. No other program can use the image between two of them. They inherit the lock, so it also
+/// lasts as long as one of them runs if this process is killed.
 pub struct ImageLock {
     _image: OpenedFile,
 }
@@ -61,7 +62,7 @@ impl ImageLock {
     /// # Errors
     /// Those of [`open_mut`].
     pub fn take(path: &Path, options: &OpenOptions) -> Result<Self> {
-        let mut chain = open_chain(path, options, Access::Write)?;
+        let mut chain = open_chain(path, options, Access::WriteWithChildren)?;
         Ok(Self {
             _image: chain.files.remove(0),
         })

@@ -665,3 +665,27 @@ fn an_interrupted_mount_is_served_until_it_is_unused() {
     .unwrap();
     assert_eq!(mounted.inside.read("later"), b"later");
 }
+
+/// The worker continues alone, and the image stays locked.
+#[test]
+fn an_image_stays_locked_if_its_supervisor_is_killed() {
+    let mut mounted = MountedFileSystem::new("qcow2");
+    mounted.supervisor.kill().unwrap();
+    mounted.supervisor.wait().unwrap();
+    let rig = &mounted.rig;
+    let resize = ["image", "resize", "image.qcow2", "65M"];
+    assert_eq!(rig.error(4, &resize).0, "locked");
+    let mut file = File::create(mounted.inside.path("alone")).unwrap();
+    file.write_all(b"alone").unwrap();
+    drop(file);
+    system("umount", &[text(&mounted.inside.0)]).unwrap();
+    rig.ok(&["unmount", text(&mounted.point.0)]);
+    wait_for("the worker has ended", || rig.run(&resize).status.success());
+    rig.ok(&["image", "convert", "image.qcow2", "after.raw"]);
+    system(
+        "mount",
+        &["-o", "ro,loop", text(&rig.path("after.raw")), text(&mounted.inside.0)],
+    )
+    .unwrap();
+    assert_eq!(mounted.inside.read("alone"), b"alone");
+}
