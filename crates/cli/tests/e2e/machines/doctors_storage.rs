@@ -64,10 +64,40 @@ impl MachineSetup {
                 break false;
             }
         };
+        let programs = children_of(child.id());
         kill_process(Pid::from_child(&child), Signal::KILL).ok();
         child.wait().unwrap();
+        // A program that the killed process had started, such as zfs, may still make what the doctor then finds.
+        let clock = self.world.lab.clock;
+        let deadline = clock.now() + Duration::from_secs(60);
+        while programs.iter().any(|program| runs(*program)) && clock.now() < deadline {
+            clock.sleep(Duration::from_millis(5));
+        }
         is_in_time
     }
+}
+
+/// The child processes of a process; none if it has ended.
+fn children_of(process: u32) -> Vec<u32> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let lists: Vec<String> = lists.collect();
+    lists
+        .iter()
+        .flat_map(|list| list.split_whitespace())
+        .filter_map(|id| id.parse().ok())
+        .collect()
+}
+
+/// Whether a process exists and has not ended.
+fn runs(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    status
+        .rsplit_once(')')
+        .is_some_and(|(_, state)| !state.trim_start().starts_with('Z'))
 }
 
 pub(super) fn names(folder: &Path) -> Vec<String> {
