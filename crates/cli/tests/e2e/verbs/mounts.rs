@@ -254,7 +254,7 @@ fn files_are_read_by_many_programs_at_once() {
 /// A user without the right to mount needs fusermount3, and only this user can read the files.
 #[test]
 fn a_user_without_rights_mounts_with_a_helper() {
-    const NOBODY: u32 = 65_534;
+    const OTHER_USER: u32 = 65_534;
     if !rustix::process::geteuid().is_root() {
         // All other tests of mounts are this test.
         return;
@@ -264,7 +264,7 @@ fn a_user_without_rights_mounts_with_a_helper() {
     let point = MountPoint::new(&rig, "mnt");
     open_to_all(&rig.path("."));
     std::fs::set_permissions(rig.path("program"), PermissionsExt::from_mode(0o755)).unwrap();
-    std::os::unix::fs::chown(&point.0, Some(NOBODY), Some(NOBODY)).unwrap();
+    std::os::unix::fs::chown(&point.0, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     let run = |words: &[&str]| {
         #[expect(clippy::disallowed_methods, reason = "the program runs as another user")]
         let mut command = Command::new(rig.path("program"));
@@ -272,7 +272,7 @@ fn a_user_without_rights_mounts_with_a_helper() {
         command
             .env("HOLDFAST_REPOSITORY", rig.path("repo"))
             .current_dir(rig.path("."));
-        let output = command.uid(NOBODY).gid(NOBODY).output().unwrap();
+        let output = command.uid(OTHER_USER).gid(OTHER_USER).output().unwrap();
         assert_code(&output, 0, words);
     };
     run(&["mount", "web1", text(&point.0)]);

@@ -84,11 +84,6 @@ impl Qcow2Mut {
         result
     }
 
-    /// Commits if the last change found that many changes are pending.
-    fn commit_if(&self, is_large: bool) -> Result<()> {
-        if is_large { self.commit() } else { Ok(()) }
-    }
-
     /// Makes all completed writes durable.
     fn commit(&self) -> Result<()> {
         self.rounds.flush(|| self.commit_round())
@@ -131,7 +126,9 @@ impl Qcow2Mut {
                     is_large = state.is_large();
                     Ok(count)
                 })?;
-                self.commit_if(is_large)?;
+                if is_large {
+                    self.commit()?;
+                }
             }
         }
         Ok(())
@@ -178,7 +175,9 @@ impl Qcow2Mut {
                 }
                 Ok(at)
             })?;
-            self.commit_if(is_large)?;
+            if is_large {
+                self.commit()?;
+            }
         }
         Ok(())
     }
@@ -230,7 +229,9 @@ impl Qcow2Mut {
                 is_large = state.is_large();
                 Ok(cluster + count)
             })?;
-            self.commit_if(is_large)?;
+            if is_large {
+                self.commit()?;
+            }
         }
         self.commit()
     }
