@@ -47,6 +47,34 @@ pub struct Metadata {
     pub gid: Option<u32>,
     /// Time of the last change of the content.
     pub modified: Option<ModifiedTime>,
+    /// A number that all names of a file have in common; none if the file has one name, or its file system cannot tell.
+    pub shared_id: Option<u64>,
+}
+
+/// An extended attribute, as Linux names and stores it: `user.comment`, `system.posix_acl_access`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ExtendedAttribute {
+    /// The name with its namespace.
+    pub name: Vec<u8>,
+    /// The value, in the format of the system calls of Linux.
+    pub value: Vec<u8>,
+}
+
+impl ExtendedAttribute {
+    /// The access control list of a file.
+    pub const ACCESS_LIST: &'static [u8] = b"system.posix_acl_access";
+    /// The access control list that files in a directory inherit.
+    pub const DEFAULT_LIST: &'static [u8] = b"system.posix_acl_default";
+
+    /// Whether Linux accepts the name and the length of the value.
+    pub fn is_valid(&self) -> bool {
+        const NAME_BYTES_MAX: usize = 255;
+        const VALUE_BYTES_MAX: usize = 64 << 10;
+        (1..=NAME_BYTES_MAX).contains(&self.name.len())
+            && !self.name.contains(&0)
+            && self.name.contains(&b'.')
+            && self.value.len() <= VALUE_BYTES_MAX
+    }
 }
 
 /// A name in a directory.
@@ -114,6 +142,13 @@ pub trait FileSystem {
 
     /// The target of a link, as the guest would interpret it.
     fn read_link(&mut self, node: NodeId) -> Result<Vec<u8>>;
+
+    /// The extended attributes of a node, access control lists included; none if the file system has none that Linux
+    /// could use.
+    fn attributes(&mut self, node: NodeId) -> Result<Vec<ExtendedAttribute>> {
+        let _ = node;
+        Ok(Vec::new())
+    }
 }
 
 impl<F: FileSystem + ?Sized> FileSystem for Box<F> {
@@ -137,5 +172,8 @@ impl<F: FileSystem + ?Sized> FileSystem for Box<F> {
     }
     fn read_link(&mut self, node: NodeId) -> Result<Vec<u8>> {
         (**self).read_link(node)
+    }
+    fn attributes(&mut self, node: NodeId) -> Result<Vec<ExtendedAttribute>> {
+        (**self).attributes(node)
     }
 }

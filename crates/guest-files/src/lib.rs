@@ -23,8 +23,8 @@ mod volumes;
 pub use cached::CachedDevice;
 pub use error::{Error, Result};
 pub use file_system::{
-    DirectoryEntry, FileKind, FilePiece, FileSystem, Metadata, ModifiedTime, NodeId, PIECE_BYTES_MAX,
+    DirectoryEntry, ExtendedAttribute, FileKind, FilePiece, FileSystem, Metadata, ModifiedTime, NodeId, PIECE_BYTES_MAX,
 };
 pub use path::{LINK_COUNT_MAX, ResolvedPath, resolve_path};
 pub use readers::open_file_system;
-pub use volumes::{Content, DiskSource, Found, Unreadable, Volume, VolumeDevice, VolumeSegment, find_volumes};
+pub use volumes::{Content, DiskSource, Found, Unreadable, Volume, VolumeDevice, VolumeSegment, detect_content, find_volumes};

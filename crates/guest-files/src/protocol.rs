@@ -10,9 +10,11 @@
 
 #![deny(clippy::indexing_slicing, reason = "the other process reads what a guest wrote")]
 
+mod appliance;
 mod child;
 mod message;
 mod parent;
 
+pub use appliance::{Appliance, ApplianceVolume, ApplianceVolumes, ScanReport, ScanRequest, serve_appliance};
 pub use child::serve;
 pub use parent::{ReaderProcess, RemoteFileSystem};

@@ -1,6 +1,7 @@
 //! Access to the outside world that owns disks: hypervisors, their machines, the agents in them, and the storage of
 //! the host.
 
+pub mod appliance;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;

@@ -51,7 +51,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "hostile",
         ],
     ),
-    ("host", &["system", "storage", "qemu", "hypervisor", "hostile"]),
+    ("host", &["system", "storage", "qemu", "hypervisor", "appliance", "hostile"]),
     (
         "engine",
         &[

@@ -14,12 +14,16 @@ use crate::{CachedDevice, Error, FileSystem, NodeId, Result, open_file_system};
 const CACHE_BYTES: usize = 32 << 20;
 
 /// Both directions of the connection to the parent.
-struct ParentChannel {
+pub(super) struct ParentChannel {
     input: Box<dyn Read + Send>,
     output: Box<dyn Write + Send>,
 }
 
 impl ParentChannel {
+    pub(super) fn shared(input: Box<dyn Read + Send>, output: Box<dyn Write + Send>) -> SharedChannel {
+        Arc::new(Mutex::new(Self { input, output }))
+    }
+
     fn send(&mut self, message: &Message) -> io::Result<()> {
         message.send(&mut self.output)
     }
@@ -29,7 +33,7 @@ impl ParentChannel {
     }
 }
 
-type SharedChannel = Arc<Mutex<ParentChannel>>;
+pub(super) type SharedChannel = Arc<Mutex<ParentChannel>>;
 
 /// The volume, whose bytes the parent has.
 struct ParentDevice {
@@ -76,7 +80,7 @@ impl BlockDevice for ParentDevice {
 /// # Errors
 /// The connection breaks, or the parent sends what no parent sends.
 pub fn serve(input: Box<dyn Read + Send>, output: Box<dyn Write + Send>, notes: &[String]) -> io::Result<()> {
-    let channel = Arc::new(Mutex::new(ParentChannel { input, output }));
+    let channel = ParentChannel::shared(input, output);
     let Some(request) = receive(&channel)? else {
         return Ok(());
     };
@@ -97,16 +101,16 @@ pub fn serve(input: Box<dyn Read + Send>, output: Box<dyn Write + Send>, notes: 
     Ok(())
 }
 
-fn send(channel: &SharedChannel, message: &Message) -> io::Result<()> {
+pub(super) fn send(channel: &SharedChannel, message: &Message) -> io::Result<()> {
     channel.lock().unwrap_or_else(PoisonError::into_inner).send(message)
 }
 
-fn receive(channel: &SharedChannel) -> io::Result<Option<Message>> {
+pub(super) fn receive(channel: &SharedChannel) -> io::Result<Option<Message>> {
     channel.lock().unwrap_or_else(PoisonError::into_inner).receive()
 }
 
 /// Turns a panic into an error.
-fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+pub(super) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text
@@ -125,7 +129,7 @@ fn open(channel: &SharedChannel, request: &Message) -> Result<Box<dyn FileSystem
     open_file_system(Arc::new(CachedDevice::new(device, CACHE_BYTES)), request.content)
 }
 
-fn answer(channel: &SharedChannel, file_system: &mut dyn FileSystem, request: &Message) -> Result<Message> {
+pub(super) fn answer(channel: &SharedChannel, file_system: &mut dyn FileSystem, request: &Message) -> Result<Message> {
     let fields = request.fields();
     let node = NodeId(fields.u64(0)?);
     match request.tag {
@@ -152,6 +156,7 @@ fn answer(channel: &SharedChannel, file_system: &mut dyn FileSystem, request: &M
                 length_max,
             )?))
         }
+        message::ATTRIBUTES => message::attributes(&file_system.attributes(node)?),
         message::LINK => Ok(Message::new(message::TARGET).bytes(&file_system.read_link(node)?)),
         _ => Err(fields.damaged("it is no request")),
     }

@@ -4,13 +4,15 @@ use std::io::{self, Read, Write};
 
 use crate::fields::Fields;
 use crate::{
-    Content, DirectoryEntry, Error, FileKind, FilePiece, Metadata, ModifiedTime, NodeId, PIECE_BYTES_MAX, Result,
+    Content, DirectoryEntry, Error, ExtendedAttribute, FileKind, FilePiece, Metadata, ModifiedTime, NodeId, PIECE_BYTES_MAX, Result,
 };
 
 /// Most bytes that the child reads at once.
 pub(super) const READ_BYTES_MAX: usize = PIECE_BYTES_MAX;
 /// Entries of a directory are sent in messages of about this length.
 pub(super) const ENTRIES_BYTES: usize = 64 << 10;
+/// Most bytes of the attributes of a node.
+const ATTRIBUTE_BYTES_MAX: usize = 1 << 20;
 const MESSAGE_BYTES_MAX: usize = PIECE_BYTES_MAX + 4096;
 /// Most bytes of a text in an error or a note.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -24,7 +26,9 @@ macro_rules! tags {
 
 tags! {
     OPEN = 1, METADATA = 2, DIRECTORY = 3, FILE = 4, LINK = 5, BYTES = 6, NO_BYTES = 7,
+    ATTRIBUTES = 8, SCAN = 9, MOUNT = 10, USE = 11,
     READ = 16, ENTRIES = 17, OPENED = 18, METADATA_IS = 19, END = 20, PIECE = 21, TARGET = 22, FAILED = 23,
+    ATTRIBUTES_ARE = 24, VOLUMES = 25,
 }
 
 /// A message.
@@ -59,7 +63,7 @@ impl Message {
         self
     }
 
-    fn text(self, text: &str) -> Self {
+    pub(super) fn text(self, text: &str) -> Self {
         let end = (0..=text.len().min(TEXT_BYTES_MAX))
             .rev()
             .find(|end| text.is_char_boundary(*end));
@@ -159,6 +163,8 @@ pub(super) fn metadata(metadata: &Metadata) -> Message {
         .u32(metadata.gid.unwrap_or(0))
         .u64(modified.seconds.cast_unsigned())
         .u32(modified.nanoseconds)
+        .u8(u8::from(metadata.shared_id.is_some()))
+        .u64(metadata.shared_id.unwrap_or(0))
 }
 
 pub(super) fn metadata_of(message: &Message) -> Result<Metadata> {
@@ -182,6 +188,7 @@ pub(super) fn metadata_of(message: &Message) -> Result<Metadata> {
             seconds: fields.u64(23)?.cast_signed(),
             nanoseconds: nanoseconds.min(999_999_999),
         }),
+        shared_id: (fields.u8(35)? != 0).then_some(fields.u64(36)?),
     })
 }
 
@@ -269,7 +276,51 @@ pub(super) fn opened_of(message: &Message) -> Result<OpenedFileSystem> {
     })
 }
 
-fn text_at(fields: &Fields<'_>, at: &mut usize) -> Result<String> {
+/// The attributes of a node.
+///
+/// # Errors
+/// They are larger than a message.
+pub(super) fn attributes(attributes: &[ExtendedAttribute]) -> Result<Message> {
+    let mut message = Message::new(ATTRIBUTES_ARE);
+    for attribute in attributes {
+        for part in [&attribute.name, &attribute.value] {
+            message = message.u32(u32::try_from(part.len()).unwrap_or(u32::MAX)).bytes(part);
+        }
+    }
+    if message.body.len() > ATTRIBUTE_BYTES_MAX {
+        return Err(Error::TooLarge {
+            what: "the extended attributes of a file".into(),
+            limit: ATTRIBUTE_BYTES_MAX as u64,
+        });
+    }
+    Ok(message)
+}
+
+/// The attributes of a message; all names are valid.
+pub(super) fn attributes_of(message: &Message) -> Result<Vec<ExtendedAttribute>> {
+    let fields = message.fields();
+    let mut attributes = Vec::new();
+    let mut at = 0;
+    while at < fields.len() {
+        let mut part = || -> Result<Vec<u8>> {
+            let length = fields.u32(at)? as usize;
+            let bytes = fields.bytes(at + 4, length)?;
+            at += 4 + length;
+            Ok(bytes.to_vec())
+        };
+        let attribute = ExtendedAttribute {
+            name: part()?,
+            value: part()?,
+        };
+        if !attribute.is_valid() {
+            return Err(fields.damaged("it has an invalid attribute"));
+        }
+        attributes.push(attribute);
+    }
+    Ok(attributes)
+}
+
+pub(super) fn text_at(fields: &Fields<'_>, at: &mut usize) -> Result<String> {
     let length = (fields.u32(*at)? as usize).min(TEXT_BYTES_MAX);
     let text = fields.bytes(*at + 4, length)?;
     *at += 4 + length;

@@ -1,12 +1,12 @@
 //! The side that has the device.
 
 use std::io::{self, Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use holdfast_block::{BlockDevice, Error as DeviceError};
 
 use super::message::{self, Message, OpenedFileSystem};
-use crate::{Content, DirectoryEntry, Error, FilePiece, FileSystem, Metadata, NodeId, PIECE_BYTES_MAX, Result};
+use crate::{Content, DirectoryEntry, Error, ExtendedAttribute, FilePiece, FileSystem, Metadata, NodeId, PIECE_BYTES_MAX, Result};
 
 /// Longest target of a link.
 const TARGET_BYTES_MAX: usize = 32 << 10;
@@ -21,9 +21,21 @@ pub trait ReaderProcess: Read + Write + Send {
 
 /// A file system whose reader is another process.
 pub struct RemoteFileSystem<'a> {
-    process: Box<dyn ReaderProcess + 'a>,
-    device: Arc<dyn BlockDevice>,
+    link: SharedLink<'a>,
+    /// The volume of an appliance; a process has one volume.
+    volume: Option<u32>,
     opened: OpenedFileSystem,
+}
+
+/// The connection to a process. File systems of an appliance share it.
+pub(super) type SharedLink<'a> = Arc<Mutex<Link<'a>>>;
+
+pub(super) struct Link<'a> {
+    process: Box<dyn ReaderProcess + 'a>,
+    /// The volume whose bytes the process asks for; an appliance has disks of its own.
+    device: Option<Arc<dyn BlockDevice>>,
+    /// The volume of an appliance that requests mean.
+    current: Option<u32>,
     /// How the process ended.
     ended: Option<String>,
 }
@@ -31,24 +43,66 @@ pub struct RemoteFileSystem<'a> {
 impl<'a> RemoteFileSystem<'a> {
     /// Has `process` open the file system of `device`.
     pub fn open(process: Box<dyn ReaderProcess + 'a>, device: Arc<dyn BlockDevice>, content: Content) -> Result<Self> {
-        let mut remote = Self {
-            process,
-            opened: OpenedFileSystem {
-                root: NodeId(0),
-                ignores_case: false,
-                notes: Vec::new(),
-            },
-            ended: None,
-            device,
+        let request = message::open(content, device.size_bytes());
+        let mut link = Link::new(process, Some(device));
+        let answer = link.request(&request, message::OPENED, &mut |_| Ok(()))?;
+        Ok(Self {
+            link: Arc::new(Mutex::new(link)),
+            volume: None,
+            opened: message::opened_of(&answer)?,
+        })
+    }
+
+    /// Has an appliance mount one of its volumes.
+    pub(super) fn mount(link: SharedLink<'a>, volume: u32) -> Result<Self> {
+        let answer = {
+            let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
+            link.current = None;
+            let answer = link.request(
+                &Message::new(message::MOUNT).u32(volume),
+                message::OPENED,
+                &mut |_| Ok(()),
+            )?;
+            link.current = Some(volume);
+            answer
         };
-        let request = message::open(content, remote.device.size_bytes());
-        let answer = remote.request(&request, message::OPENED, &mut |_| Ok(()))?;
-        remote.opened = message::opened_of(&answer)?;
-        Ok(remote)
+        Ok(Self {
+            link,
+            volume: Some(volume),
+            opened: message::opened_of(&answer)?,
+        })
+    }
+
+    fn request(
+        &mut self,
+        request: &Message,
+        expected: u8,
+        visit: &mut dyn FnMut(DirectoryEntry) -> Result<()>,
+    ) -> Result<Message> {
+        let mut link = self.link.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(volume) = self.volume
+            && link.current != Some(volume)
+            && link.ended.is_none()
+        {
+            link.send(&Message::new(message::USE).u32(volume))?;
+            link.current = Some(volume);
+        }
+        link.request(request, expected, visit)
+    }
+}
+
+impl<'a> Link<'a> {
+    pub(super) fn new(process: Box<dyn ReaderProcess + 'a>, device: Option<Arc<dyn BlockDevice>>) -> Self {
+        Self {
+            process,
+            device,
+            current: None,
+            ended: None,
+        }
     }
 
     /// Sends a request and answers reads until the result arrives.
-    fn request(
+    pub(super) fn request(
         &mut self,
         request: &Message,
         expected: u8,
@@ -107,7 +161,10 @@ impl<'a> RemoteFileSystem<'a> {
         };
         let length = (length as usize).min(message::READ_BYTES_MAX);
         let mut bytes = vec![0; length];
-        self.device.read_at(&mut bytes, offset)?;
+        let Some(device) = &self.device else {
+            return Err(DeviceError::layer(Error::Reader("asked for bytes of its own disks".to_owned())));
+        };
+        device.read_at(&mut bytes, offset)?;
         Ok(Message {
             tag: message::BYTES,
             body: bytes,
@@ -171,5 +228,10 @@ impl FileSystem for RemoteFileSystem<'_> {
             return Err(answer.fields().damaged("the target of a link is invalid"));
         }
         Ok(answer.body)
+    }
+
+    fn attributes(&mut self, node: NodeId) -> Result<Vec<ExtendedAttribute>> {
+        let request = Message::new(message::ATTRIBUTES).u64(node.0);
+        message::attributes_of(&self.request(&request, message::ATTRIBUTES_ARE, &mut |_| Ok(()))?)
     }
 }

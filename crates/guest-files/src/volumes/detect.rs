@@ -53,6 +53,20 @@ pub enum Content {
     Squashfs,
     /// A CD image.
     Iso9660,
+    /// UDF.
+    Udf,
+    /// ReiserFS.
+    ReiserFs,
+    /// JFS.
+    Jfs,
+    /// NILFS2.
+    Nilfs2,
+    /// EROFS.
+    Erofs,
+    /// HFS+ of macOS.
+    HfsPlus,
+    /// bcachefs.
+    Bcachefs,
     /// A partition whose kind is refused whatever it holds.
     Refused(&'static str),
     /// Only zeroes at the start.
@@ -84,6 +98,13 @@ impl Content {
             Self::MdMember => "md",
             Self::Squashfs => "squashfs",
             Self::Iso9660 => "iso9660",
+            Self::Udf => "udf",
+            Self::ReiserFs => "reiserfs",
+            Self::Jfs => "jfs",
+            Self::Nilfs2 => "nilfs2",
+            Self::Erofs => "erofs",
+            Self::HfsPlus => "hfsplus",
+            Self::Bcachefs => "bcachefs",
             Self::Refused(_) => "dynamic",
             Self::Empty => "empty",
             Self::Unknown => "unknown",
@@ -96,6 +117,28 @@ impl Content {
             self,
             Self::Ext2 | Self::Ext3 | Self::Ext4 | Self::Ntfs | Self::Fat | Self::ExFat | Self::Xfs
         )
+    }
+
+    /// Whether the kernel of an appliance may have a driver for it, or can assemble what it belongs to.
+    pub const fn is_for_appliance(self) -> bool {
+        self.is_readable()
+            || matches!(
+                self,
+                Self::Btrfs
+                    | Self::F2fs
+                    | Self::Luks
+                    | Self::LvmMember
+                    | Self::MdMember
+                    | Self::Squashfs
+                    | Self::Iso9660
+                    | Self::Udf
+                    | Self::ReiserFs
+                    | Self::Jfs
+                    | Self::Nilfs2
+                    | Self::Erofs
+                    | Self::HfsPlus
+                    | Self::Bcachefs
+            )
     }
 
     /// Whether it holds files that another program could read.
@@ -181,7 +224,10 @@ fn of_head(head: &[u8]) -> Option<Detected> {
     if has(0, b"hsqs") {
         return plain(Content::Squashfs);
     }
-    if has(32_769, b"CD001") {
+    if let Some(content) = of_rare_magic(head) {
+        return plain(content);
+    }
+    if has(32_769, b"CD001") && !is_udf(head) {
         return Some(Detected::new(Content::Iso9660, label(32_808, 32)));
     }
     if is_fat(head) {
@@ -211,6 +257,33 @@ fn of_ext(head: &[u8]) -> Option<Detected> {
     };
     let label = fields.bytes(0x78, 16).ok().and_then(label_of);
     Some(Detected::new(content, label))
+}
+
+/// File systems that only an appliance reads.
+fn of_rare_magic(head: &[u8]) -> Option<Content> {
+    const BCACHEFS: [u8; 16] = [
+        0xc6, 0x85, 0x73, 0xf6, 0x66, 0xce, 0x90, 0xa9, 0xd9, 0x6a, 0x60, 0xcf, 0x80, 0x3d, 0xf7, 0xef,
+    ];
+    let has = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
+    let reiser = [&b"ReIsErFs"[..], b"ReIsEr2Fs", b"ReIsEr3Fs"];
+    Some(match () {
+        () if reiser.iter().any(|magic| has(65_536 + 52, magic)) => Content::ReiserFs,
+        () if has(32_768, b"JFS1") => Content::Jfs,
+        () if has(1024 + 6, &0x3434_u16.to_le_bytes()) && has(1024 + 4, &[0]) => Content::Nilfs2,
+        () if has(1024, &0xe0f5_e1e2_u32.to_le_bytes()) => Content::Erofs,
+        () if has(1024, b"H+\0\x04") || has(1024, b"HX\0\x05") => Content::HfsPlus,
+        () if has(4096 + 24, &BCACHEFS) => Content::Bcachefs,
+        () if is_udf(head) => Content::Udf,
+        () => return None,
+    })
+}
+
+/// Whether the volume recognition sequence, in sectors of 2048 bytes, names UDF (ECMA-167 and its third edition).
+fn is_udf(head: &[u8]) -> bool {
+    (0..16).any(|sector| {
+        let name = head.get(32_769 + sector * 2048..).unwrap_or_default();
+        name.starts_with(b"NSR02") || name.starts_with(b"NSR03")
+    })
 }
 
 /// Whether a sector is the boot sector of a file system, which ends like a partition table.

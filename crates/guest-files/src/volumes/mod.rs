@@ -16,6 +16,12 @@ use holdfast_block::{BlockDevice, SliceDevice};
 use crate::{Error, Result};
 pub use detect::Content;
 use detect::{Detected, detect};
+/// What the first bytes of a device say that it holds, and its label.
+pub fn detect_content(device: &dyn BlockDevice) -> Result<(Content, Option<String>)> {
+    let detected = detect(device)?;
+    Ok((detected.content, detected.label))
+}
+
 pub use volume::{Unreadable, Volume, VolumeDevice, VolumeSegment};
 
 /// A disk of a guest.

@@ -29,6 +29,8 @@ pub(super) struct Inode {
     pub(super) gid: u32,
     pub(super) size_bytes: u64,
     pub(super) modified: ModifiedTime,
+    /// Whether a file has several names.
+    pub(super) has_other_names: bool,
     /// The root of the extent tree or of the block map, or a short target of a link.
     pub(super) mapping: [u8; 60],
     /// The seed of checksums of blocks that belong to it; none if there are no checksums.
@@ -98,6 +100,7 @@ impl Inode {
             gid: u32::from(fields.u16(0x18)?) | (u32::from(fields.u16(0x7a)?) << 16),
             size_bytes: u64::from(fields.u32(4)?),
             modified: modified(fields.u32(0x10)?, modified_extra),
+            has_other_names: kind == FileKind::File && fields.u16(0x1a)? > 1,
             mapping,
             checksum_seed,
             flags: fields.u32(0x20)?,

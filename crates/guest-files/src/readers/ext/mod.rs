@@ -113,6 +113,7 @@ impl FileSystem for ExtFileSystem {
             uid: Some(inode.uid),
             gid: Some(inode.gid),
             modified: Some(inode.modified),
+            shared_id: inode.has_other_names.then_some(inode.number),
         })
     }
 

@@ -301,6 +301,7 @@ impl FileSystem for ExFatFileSystem {
             uid: None,
             gid: None,
             modified: None,
+            shared_id: None,
         };
         if node != ROOT {
             let file = self.file(node)?;

@@ -224,6 +224,7 @@ impl FileSystem for FatFileSystem {
             uid: None,
             gid: None,
             modified: None,
+            shared_id: None,
         };
         if node != ROOT {
             let entry = self.entry(node)?;

@@ -36,6 +36,7 @@ const RECORD_FIRST_USER: u64 = 24;
 mod kind {
     pub(super) const STANDARD_INFORMATION: u32 = 0x10;
     pub(super) const ATTRIBUTE_LIST: u32 = 0x20;
+    pub(super) const FILE_NAME: u32 = 0x30;
     pub(super) const DATA: u32 = 0x80;
     pub(super) const INDEX_ROOT: u32 = 0x90;
     pub(super) const INDEX_ALLOCATION: u32 = 0xa0;
@@ -267,6 +268,9 @@ impl FileSystem for NtfsFileSystem {
             uid: None,
             gid: None,
             modified: Some(modified(record.modified_ticks()?)),
+            // A short name counts too.
+            shared_id: (kind == FileKind::File && record.attributes_of(kind::FILE_NAME, b"").len() > 1)
+                .then_some(node.0),
         })
     }
 

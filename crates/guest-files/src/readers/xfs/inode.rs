@@ -37,6 +37,8 @@ pub(super) struct XfsInode {
     pub(super) gid: u32,
     pub(super) size_bytes: u64,
     pub(super) modified: ModifiedTime,
+    /// Whether a file has several names.
+    pub(super) has_other_names: bool,
     pub(super) format: ForkFormat,
     /// Extents in the fork.
     pub(super) extent_count: u64,
@@ -86,6 +88,7 @@ impl XfsInode {
             gid: fields.be_u32(12)?,
             size_bytes: fields.be_u64(56)?,
             modified: modified(&fields, flags2)?,
+            has_other_names: kind == FileKind::File && fields.be_u32(16)? > 1,
             format: match fields.u8(5)? {
                 0 => ForkFormat::Device,
                 1 => ForkFormat::Local,

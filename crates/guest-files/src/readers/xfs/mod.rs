@@ -140,6 +140,7 @@ impl FileSystem for XfsFileSystem {
             uid: Some(inode.uid),
             gid: Some(inode.gid),
             modified: Some(inode.modified),
+            shared_id: inode.has_other_names.then_some(inode.number),
         })
     }
 
