@@ -8,6 +8,7 @@ use clap::builder::StyledStr;
 use clap::error::ErrorKind;
 use clap::{ColorChoice, Command, FromArgMatches as _};
 use holdfast_block::error_messages;
+use holdfast_host::appliance::{APPLIANCE_INIT, serve_as_init};
 use holdfast_host::map_large_buffers;
 use holdfast_policy::sanoid::Level;
 use rustix::fs::Mode;
@@ -26,6 +27,10 @@ use crate::process::terminal::StreamKind;
 
 /// Runs the program as this process.
 pub fn main() -> ExitCode {
+    if is_appliance() {
+        serve_as_init();
+        return ExitCode::SUCCESS;
+    }
     map_large_buffers();
     keep_to_itself();
     // Before anything else: until then these signals would end the program. If the handlers cannot be
@@ -33,6 +38,11 @@ pub fn main() -> ExitCode {
     let requests = hear_questions().unwrap_or_default();
     let words: Vec<OsString> = std::env::args_os().collect();
     run(&words, Environment::of_process(), requests).into()
+}
+
+/// Whether this is the first process of an appliance, whose kernel started it.
+fn is_appliance() -> bool {
+    std::process::id() == 1 && std::env::args_os().nth(1).is_some_and(|word| word == APPLIANCE_INIT)
 }
 
 /// Protects the secrets of the process (passwords and keys): it writes no core dump and cannot be traced by programs of

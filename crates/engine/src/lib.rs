@@ -64,9 +64,9 @@ pub use exchange::{
 pub use files::block_target::{Overwrite, is_block_device as is_device};
 pub use files::state_file::write_note;
 pub use guest_files::{
-    GuestAddress, GuestAddressError, GuestVolumes, LocatedFiles, ReaderLauncher, RestoredFiles, TargetConflicts,
-    TreeRestoreRequest, UnreadableFile, WalkDepth, WalkedFile, open_guest_volumes, read_guest_file, restore_tree,
-    walk_files,
+    ApplianceOptions, GuestAddress, GuestAddressError, GuestVolume, GuestVolumes, LocatedFiles, ReaderChoice,
+    ReaderKind, ReaderLauncher, ReaderOptions, RestoredFiles, TargetConflicts, TreeRestoreRequest, UnreadableFile,
+    WalkDepth, WalkReport, WalkedFile, open_guest_volumes, read_guest_file, restore_tree, walk_files,
 };
 pub use host_snapshot::monitor::{
     DatasetFigures, MonitorReport, MonitorRequest, PoolFigures, TypeFigures, check_capacity, check_health,

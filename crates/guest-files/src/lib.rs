@@ -27,4 +27,6 @@ pub use file_system::{
 };
 pub use path::{LINK_COUNT_MAX, ResolvedPath, resolve_path};
 pub use readers::open_file_system;
-pub use volumes::{Content, DiskSource, Found, Unreadable, Volume, VolumeDevice, VolumeSegment, detect_content, find_volumes};
+pub use volumes::{
+    Content, DiskSource, Found, Unreadable, Volume, VolumeDevice, VolumeSegment, detect_content, find_volumes,
+};

@@ -51,7 +51,10 @@ pub(crate) const ORDERS: &[Order] = &[
             "hostile",
         ],
     ),
-    ("host", &["system", "storage", "qemu", "hypervisor", "appliance", "hostile"]),
+    (
+        "host",
+        &["system", "storage", "qemu", "hypervisor", "appliance", "hostile"],
+    ),
     (
         "engine",
         &[

@@ -2,6 +2,7 @@
 
 mod examples;
 mod global;
+mod luks;
 mod mounts;
 mod peer_words;
 mod pool;
@@ -16,6 +17,7 @@ pub use global::{
     ColorWhen, GlobalArgs, JobArgs, LikePasswordArgs, NO_HEADING, NewPasswordArgs, OutputArgs, PasswordArgs,
     ProgressHow, RepositoryArgs, ToPasswordArgs,
 };
+pub use luks::LuksArgs;
 pub use mounts::MountOptionArgs;
 pub use pool::PoolArgs;
 pub use retention::RetentionArgs;

@@ -209,6 +209,7 @@ mod tests {
         "serve iscsi",
         "live-server",
         "files-reader",
+        "files-machine",
         "watchdog",
         "mount",
         "mount-server",

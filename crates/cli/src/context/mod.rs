@@ -19,6 +19,7 @@ use holdfast_engine::{Interrupt, Interrupted, Job};
 use holdfast_policy::config::ConfiguredPool;
 use jiff::tz::TimeZone;
 
+use crate::args::LuksArgs;
 use crate::args::{CommandLine, GlobalArgs, NewPasswordArgs, OutputArgs, PoolArgs, ProgressHow, RepositoryArgs};
 use crate::context::password::{Password, PasswordSource, PasswordUse};
 use crate::errors::{Error, PasswordError};
@@ -265,6 +266,13 @@ impl Context {
             PasswordError::NoTerminal => PasswordError::NoTerminalForPool,
             other => other,
         })?)
+    }
+
+    /// The passphrase of encrypted volumes of guests.
+    pub fn luks_password(&self, args: &LuksArgs) -> Result<Password, Error> {
+        let source = PasswordSource::choose_of_luks(args, &self.environment)?;
+        let mut warn = |message: &str| self.console.warning(message);
+        Ok(source.read(PasswordUse::Luks, &ControllingTerminal, &mut warn)?)
     }
 
     /// A new password, in addition to the one that opens the repository.

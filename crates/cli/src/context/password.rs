@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use crate::args::{LikePasswordArgs, NewPasswordArgs, PasswordArgs, PoolArgs, ToPasswordArgs};
+use crate::args::{LikePasswordArgs, LuksArgs, NewPasswordArgs, PasswordArgs, PoolArgs, ToPasswordArgs};
 use crate::errors::{PASSWORD_BYTES_MAX, PasswordError};
 use crate::process::command::run_shell;
 use crate::process::environment::{self, Environment};
@@ -55,6 +55,17 @@ const PLACES_OF_POOL: Places = Places {
         environment::POOL_PASSWORD,
     ],
     credential: "holdfast.pool-password",
+};
+
+/// Sources for encrypted volumes of guests.
+const PLACES_OF_LUKS: Places = Places {
+    options: ["--luks-password-file", "--luks-password-command"],
+    variables: [
+        environment::LUKS_PASSWORD_FILE,
+        environment::LUKS_PASSWORD_COMMAND,
+        environment::LUKS_PASSWORD,
+    ],
+    credential: "holdfast.luks-password",
 };
 
 /// A password; its memory is overwritten when it is dropped.
@@ -105,6 +116,8 @@ pub enum PasswordUse {
     Other,
     /// To log in to a pool of XenServer.
     Pool,
+    /// To open encrypted volumes of guests.
+    Luks,
     /// To protect something from now on: entered twice.
     New,
 }
@@ -160,6 +173,15 @@ impl PasswordSource {
             command: args.pool_password_command.as_deref(),
         };
         Self::choose_from(&PLACES_OF_POOL, options, environment)
+    }
+
+    /// The same for encrypted volumes of guests.
+    pub fn choose_of_luks(args: &LuksArgs, environment: &Environment) -> Result<Self, PasswordError> {
+        let options = PasswordOptions {
+            file: args.luks_password_file.as_deref(),
+            command: args.luks_password_command.as_deref(),
+        };
+        Self::choose_from(&PLACES_OF_LUKS, options, environment)
     }
 
     fn choose_from(
@@ -310,6 +332,7 @@ fn ask(password_use: PasswordUse, prompt: &dyn Prompt) -> Result<Password, Passw
     match password_use {
         PasswordUse::Existing => entry("Password: "),
         PasswordUse::Other => entry("Password of the other repository: "),
+        PasswordUse::Luks => entry("Passphrase of the encrypted volume: "),
         PasswordUse::Pool => entry("Password of the pool's user: "),
         PasswordUse::New => {
             let first = entry("New password: ")?;

@@ -19,6 +19,14 @@ pub const TO_PASSWORD_FILE: &str = "HOLDFAST_TO_PASSWORD_FILE";
 pub const TO_PASSWORD_COMMAND: &str = "HOLDFAST_TO_PASSWORD_COMMAND";
 /// The password of the repository that is copied to.
 pub const TO_PASSWORD: &str = "HOLDFAST_TO_PASSWORD";
+/// File whose first line is the passphrase of encrypted volumes.
+pub const LUKS_PASSWORD_FILE: &str = "HOLDFAST_LUKS_PASSWORD_FILE";
+/// Command that prints the passphrase of encrypted volumes.
+pub const LUKS_PASSWORD_COMMAND: &str = "HOLDFAST_LUKS_PASSWORD_COMMAND";
+/// The passphrase of encrypted volumes.
+pub const LUKS_PASSWORD: &str = "HOLDFAST_LUKS_PASSWORD";
+/// Kernel of appliances.
+pub const APPLIANCE_KERNEL: &str = "HOLDFAST_APPLIANCE_KERNEL";
 /// File whose first line is the password of the user of a pool of XenServer.
 pub const POOL_PASSWORD_FILE: &str = "HOLDFAST_POOL_PASSWORD_FILE";
 /// Command whose first line of output is that password.
@@ -75,7 +83,7 @@ pub const JOB: &str = "HOLDFAST_JOB";
 pub const HOME: &str = "HOME";
 
 /// All variables, with their descriptions.
-pub const VARIABLES: [(&str, &str); 29] = [
+pub const VARIABLES: [(&str, &str); 33] = [
     (REPOSITORY, "like --repository"),
     (PASSWORD_FILE, "like --password-file"),
     (PASSWORD_COMMAND, "like --password-command"),
@@ -93,6 +101,10 @@ pub const VARIABLES: [(&str, &str); 29] = [
     (TO_PASSWORD_FILE, "like --to-password-file"),
     (TO_PASSWORD_COMMAND, "like --to-password-command"),
     (TO_PASSWORD, "the password of that repository; less safe"),
+    (LUKS_PASSWORD_FILE, "like --luks-password-file"),
+    (LUKS_PASSWORD_COMMAND, "like --luks-password-command"),
+    (LUKS_PASSWORD, "the passphrase of encrypted volumes; less safe"),
+    (APPLIANCE_KERNEL, "like --appliance-kernel"),
     (POOL_PASSWORD_FILE, "like --pool-password-file"),
     (POOL_PASSWORD_COMMAND, "like --pool-password-command"),
     (POOL_PASSWORD, "the password of a pool user; less safe"),

@@ -3,15 +3,20 @@
 use std::io;
 use std::sync::Arc;
 
+use holdfast_block::BlockDevice;
 use holdfast_guest_files::protocol::{ReaderProcess, RemoteFileSystem};
-use holdfast_guest_files::{Content, DiskSource, FileSystem, Found, ResolvedPath, Volume, find_volumes, resolve_path};
+use holdfast_guest_files::{
+    Content, DiskSource, Error as ReadError, FileSystem, ResolvedPath, Volume, find_volumes, resolve_path,
+};
 use holdfast_host::ConfinedReader;
 use holdfast_repo::{DiskContent, Manifest, Repository};
 use jiff::tz::TimeZone;
 
 use super::GuestAddress;
+use super::appliance::{ApplianceNeeds, ApplianceOptions, StartedAppliance};
+use super::restart::RestartedFileSystem;
 use crate::job::error::GuestFilesError;
-use crate::job::{Error, Job, Result};
+use crate::job::{Error, Job, Result, Unit};
 use crate::notes::is_memory;
 use crate::repository::open::find_snapshot;
 
@@ -21,22 +26,97 @@ pub type ReaderLauncher<'a> = &'a dyn Fn() -> io::Result<ConfinedReader>;
 /// Errors list at most this many volumes.
 const LISTED_MAX: usize = 20;
 
+/// Which reader is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ReaderChoice {
+    /// A process, and the appliance for what that cannot read.
+    #[default]
+    Auto,
+    /// A process only.
+    Process,
+    /// The appliance only.
+    Appliance,
+}
+
+/// How file systems are read.
+pub struct ReaderOptions<'a> {
+    /// Which reader.
+    pub choice: ReaderChoice,
+    /// Starts a process that reads.
+    pub launch: ReaderLauncher<'static>,
+    /// How an appliance is made.
+    pub appliance: ApplianceOptions<'a>,
+}
+
+/// What reads a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReaderKind {
+    /// A process without rights.
+    Process,
+    /// A virtual machine with a kernel of Linux.
+    Appliance,
+}
+
+/// A volume, and what can read it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GuestVolume {
+    /// The volume. One that only the appliance sees has no segments.
+    pub volume: Volume,
+    /// Whether it was found by this process.
+    is_local: bool,
+    /// Its number in the appliance.
+    number: Option<u32>,
+    /// Why the appliance cannot read it.
+    problem: Option<String>,
+}
+
+impl GuestVolume {
+    /// What would read it; none if nothing can.
+    pub fn reader(&self, choice: ReaderChoice) -> Option<ReaderKind> {
+        if choice != ReaderChoice::Appliance && self.is_for_process() {
+            return Some(ReaderKind::Process);
+        }
+        (choice != ReaderChoice::Process && self.is_for_appliance()).then_some(ReaderKind::Appliance)
+    }
+
+    /// Why nothing reads it, as far as it is known.
+    pub fn reason(&self) -> Option<String> {
+        self.problem
+            .clone()
+            .or_else(|| self.volume.unreadable.as_ref().map(|reason| reason.0.clone()))
+    }
+
+    fn is_for_process(&self) -> bool {
+        self.is_local && self.volume.unreadable.is_none() && self.volume.content.is_readable()
+    }
+
+    /// Members of arrays and groups are not volumes of files; what is assembled of them is.
+    fn is_for_appliance(&self) -> bool {
+        let is_member = matches!(self.volume.content, Content::MdMember | Content::LvmMember);
+        let is_possible = self.volume.unreadable.is_some() && self.is_local || self.volume.content.is_for_appliance();
+        self.problem.is_none() && is_possible && !is_member
+    }
+}
+
 /// The volumes of a snapshot.
 pub struct GuestVolumes<'a> {
     snapshot: Manifest,
     disks: Vec<DiskSource>,
-    found: Found,
+    volumes: Vec<GuestVolume>,
     /// The disk whose volumes are meant.
     disk: Option<String>,
     /// The volume that is meant.
     volume: Option<String>,
-    launch: ReaderLauncher<'a>,
+    readers: &'a ReaderOptions<'a>,
+    appliance: Option<Arc<StartedAppliance>>,
 }
 
 /// A file or directory of a guest that was found.
 pub struct LocatedFiles {
     /// The volume, as a user can name it: `vda:1`.
     pub volume: String,
+    /// What reads it.
+    pub reader: ReaderKind,
     /// The file system of the volume.
     pub file_system: Box<dyn FileSystem>,
     /// The file or directory.
@@ -49,7 +129,7 @@ pub fn open_guest_volumes<'a>(
     repository: &Repository,
     address: &GuestAddress,
     zone: &TimeZone,
-    launch: ReaderLauncher<'a>,
+    readers: &'a ReaderOptions<'a>,
     job: Job<'_>,
 ) -> Result<GuestVolumes<'a>> {
     let snapshot = find_snapshot(repository, &address.name.snapshot, zone, job.progress)?;
@@ -66,18 +146,31 @@ pub fn open_guest_volumes<'a>(
         other => read_error("", other),
     });
     let found = found.map_err(|error| error.unless_removed(repository, snapshot.id))?;
+    for note in &found.notes {
+        job.progress.warning(note);
+    }
+    let local = found.volumes.into_iter().map(|volume| GuestVolume {
+        volume,
+        is_local: true,
+        number: None,
+        problem: None,
+    });
     let mut volumes = GuestVolumes {
         snapshot,
         disks,
-        found,
+        volumes: local.collect(),
         disk: None,
         volume: address.volume.clone(),
-        launch,
+        readers,
+        appliance: None,
     };
+    if readers.choice == ReaderChoice::Appliance {
+        volumes.start_appliance(job)?;
+    }
     if let Some(name) = &address.name.disk {
         let is_disk = volumes.disks.iter().any(|disk| disk.name == name.as_str());
-        let is_volume = || volumes.found.volumes.iter().any(|volume| volume.name == name.as_str());
-        if !is_disk && address.volume.is_none() && is_volume() {
+        let is_volume = || volumes.volumes.iter().any(|volume| volume.volume.name == name.as_str());
+        if !is_disk && address.volume.is_none() && (is_volume() || name.as_str().starts_with("md/")) {
             volumes.volume = Some(name.as_str().to_owned());
         } else {
             // A disk that does not exist is an error with the names of the others.
@@ -85,13 +178,10 @@ pub fn open_guest_volumes<'a>(
             volumes.disk = Some(name.as_str().to_owned());
         }
     }
-    for note in &volumes.found.notes {
-        job.progress.warning(note);
-    }
     Ok(volumes)
 }
 
-fn read_error(volume: &str, source: holdfast_guest_files::Error) -> Error {
+pub(super) fn read_error(volume: &str, source: holdfast_guest_files::Error) -> Error {
     GuestFilesError::Read {
         volume: volume.to_owned(),
         path: String::new(),
@@ -100,7 +190,7 @@ fn read_error(volume: &str, source: holdfast_guest_files::Error) -> Error {
     .into()
 }
 
-/// A volume as a user can name it: with its disk, unless it belongs to a volume group.
+/// A volume as a user can name it: with its disk, unless it belongs to a volume group or an array.
 fn full_name(volume: &Volume) -> String {
     match volume.disks.first() {
         Some(disk) if !volume.name.contains('/') => format!("{disk}:{}", volume.name),
@@ -115,10 +205,13 @@ impl GuestVolumes<'_> {
     }
 
     /// The volumes that the address selects.
-    pub fn volumes(&self) -> Vec<&Volume> {
-        let volumes = self.found.volumes.iter();
-        let on_disk = |volume: &&Volume| self.disk.as_ref().is_none_or(|disk| volume.disks.contains(disk));
-        let meant = |volume: &&Volume| self.volume.as_ref().is_none_or(|name| volume.name == *name);
+    pub fn volumes(&self) -> Vec<&GuestVolume> {
+        let volumes = self.volumes.iter();
+        let on_disk = |volume: &&GuestVolume| {
+            let disks = &volume.volume.disks;
+            self.disk.as_ref().is_none_or(|disk| disks.contains(disk))
+        };
+        let meant = |volume: &&GuestVolume| self.volume.as_ref().is_none_or(|name| volume.volume.name == *name);
         volumes.filter(on_disk).filter(meant).collect()
     }
 
@@ -127,43 +220,165 @@ impl GuestVolumes<'_> {
         self.volume.is_some()
     }
 
+    /// Looks into arrays, which only the appliance can assemble, for a list of volumes. Without an appliance the list
+    /// has their members.
+    pub fn look_into_arrays(&mut self, job: Job<'_>) -> Result<()> {
+        let has_array = self
+            .volumes
+            .iter()
+            .any(|volume| volume.volume.content == Content::MdMember);
+        if self.readers.choice != ReaderChoice::Auto || !has_array {
+            return Ok(());
+        }
+        match self.start_appliance(job) {
+            Err(error @ Error::GuestFiles(_)) => {
+                let reason = holdfast_block::error_text(&error);
+                job.progress.warning(&format!("the arrays are not assembled: {reason}"));
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Starts the appliance, unless it runs, and adds what it found.
+    fn start_appliance(&mut self, job: Job<'_>) -> Result<()> {
+        if self.appliance.is_some() {
+            return Ok(());
+        }
+        let has = |content: Content| self.volumes.iter().any(|volume| volume.volume.content == content);
+        let needs = ApplianceNeeds {
+            luks: has(Content::Luks),
+            lvm: has(Content::LvmMember),
+        };
+        job.progress.phase("starting the appliance", Unit::Items);
+        let started = StartedAppliance::start(&self.disks, needs, &self.readers.appliance)?;
+        for note in &started.report.notes {
+            job.progress.warning(note);
+        }
+        for (number, found) in (0..).zip(&started.report.volumes) {
+            let known = self
+                .volumes
+                .iter_mut()
+                .find(|volume| full_name(&volume.volume) == found.name);
+            if let Some(known) = known {
+                known.number = Some(number);
+                known.problem.clone_from(&found.problem);
+                if !known.volume.content.is_readable() {
+                    known.volume.content = found.content;
+                    known.volume.label.clone_from(&found.label);
+                }
+                continue;
+            }
+            let split = found.name.split_once(':');
+            let (disks, name) = match split {
+                Some((disk, name)) if !disk.contains('/') => (vec![disk.to_owned()], name.to_owned()),
+                _ => (
+                    self.disks.iter().map(|disk| disk.name.clone()).collect(),
+                    found.name.clone(),
+                ),
+            };
+            self.volumes.push(GuestVolume {
+                volume: Volume {
+                    disks,
+                    name,
+                    size_bytes: found.size_bytes,
+                    content: found.content,
+                    label: found.label.clone(),
+                    unreadable: None,
+                    segments: Vec::new(),
+                },
+                is_local: false,
+                number: Some(number),
+                problem: found.problem.clone(),
+            });
+        }
+        self.appliance = Some(Arc::new(started));
+        Ok(())
+    }
+
+    /// Whether there is something that only the appliance can look into.
+    fn has_containers(&self) -> bool {
+        let is_container = |volume: &GuestVolume| {
+            let content = volume.volume.content;
+            volume.volume.unreadable.is_some()
+                || matches!(content, Content::MdMember | Content::Luks | Content::LvmMember)
+        };
+        self.appliance.is_none() && self.readers.choice == ReaderChoice::Auto && self.volumes.iter().any(is_container)
+    }
+
     /// Opens the volume that has `path`. A note about a file system is passed to `job`.
     ///
     /// # Errors
     /// [`GuestFilesError`]: no volume or several volumes have the path, or the only one cannot be read.
-    pub fn locate(&self, path: &[u8], job: Job<'_>) -> Result<LocatedFiles> {
-        let volumes = self.volumes();
-        if let Some(name) = &self.volume {
+    pub fn locate(&mut self, path: &[u8], job: Job<'_>) -> Result<LocatedFiles> {
+        if let Some(name) = self.volume.clone() {
+            if self.volumes().is_empty() && self.has_containers() {
+                self.start_appliance(job)?;
+            }
+            let volumes: Vec<GuestVolume> = self.volumes().into_iter().cloned().collect();
             return match volumes.as_slice() {
                 [] => Err(GuestFilesError::NoVolume {
-                    name: name.clone(),
-                    present: self.found.volumes.iter().take(LISTED_MAX).map(full_name).collect(),
+                    name,
+                    present: self
+                        .volumes
+                        .iter()
+                        .take(LISTED_MAX)
+                        .map(|volume| full_name(&volume.volume))
+                        .collect(),
                 }
                 .into()),
                 [volume] => self.locate_in(volume, path, job),
                 several => Err(ambiguous(
-                    name,
-                    several.iter().map(|volume| full_name(volume)).collect(),
+                    &name,
+                    several.iter().map(|volume| full_name(&volume.volume)).collect(),
                 )),
             };
         }
-        if let [volume] = volumes.as_slice() {
+        let volumes: Vec<GuestVolume> = self.volumes().into_iter().cloned().collect();
+        if let [volume] = volumes.as_slice()
+            && !matches!(volume.volume.content, Content::MdMember | Content::LvmMember)
+        {
             return self.locate_in(volume, path, job);
         }
+        self.search(path, job)
+    }
+
+    /// Searches all volumes that a process reads, and then those that only the appliance reads.
+    fn search(&mut self, path: &[u8], job: Job<'_>) -> Result<LocatedFiles> {
         let mut located: Vec<LocatedFiles> = Vec::new();
         let mut unread = Vec::new();
-        for volume in volumes {
-            job.interrupt.check()?;
-            if !volume.content.holds_files() && volume.unreadable.is_none() {
-                continue;
-            }
-            match self.locate_in(volume, path, job) {
-                Ok(found) => located.push(found),
-                Err(Error::GuestFiles(error)) if is_absence(&error) => {}
-                Err(error @ Error::GuestFiles(_)) => {
-                    unread.push(format!("{}: {}", full_name(volume), why_unread(volume, &error)));
+        for pass in [ReaderKind::Process, ReaderKind::Appliance] {
+            if pass == ReaderKind::Appliance {
+                let choice = self.readers.choice;
+                let is_left = self.volumes().iter().any(|volume| volume.reader(choice) == Some(pass));
+                if !located.is_empty() || choice == ReaderChoice::Process || !(is_left || self.has_containers()) {
+                    break;
                 }
-                Err(error) => return Err(error),
+                if let Err(error) = self.start_appliance(job) {
+                    let Error::GuestFiles(_) = &error else {
+                        return Err(error);
+                    };
+                    if self.volumes().iter().all(|volume| !volume.is_for_process()) {
+                        return Err(error);
+                    }
+                    unread.push(format!("the appliance: {}", holdfast_block::error_text(&error)));
+                    break;
+                }
+            }
+            for volume in self.volumes().into_iter().cloned().collect::<Vec<_>>() {
+                job.interrupt.check()?;
+                if volume.reader(self.readers.choice) != Some(pass) {
+                    continue;
+                }
+                match self.locate_in(&volume, path, job) {
+                    Ok(found) => located.push(found),
+                    Err(Error::GuestFiles(error)) if is_absence(&error) => {}
+                    Err(error @ Error::GuestFiles(_)) => {
+                        let name = full_name(&volume.volume);
+                        unread.push(format!("{name}: {}", holdfast_block::error_text(&error)));
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
         let shown = String::from_utf8_lossy(path).into_owned();
@@ -173,13 +388,33 @@ impl GuestVolumes<'_> {
                 let names = located.into_iter().chain([last]).map(|found| found.volume);
                 Err(ambiguous(&shown, names.collect()))
             }
-            (None, _) => Err(GuestFilesError::NoSuchPath { path: shown, unread }.into()),
+            (None, _) => {
+                unread.extend(self.unreadable());
+                Err(GuestFilesError::NoSuchPath { path: shown, unread }.into())
+            }
         }
     }
 
-    fn locate_in(&self, volume: &Volume, path: &[u8], job: Job<'_>) -> Result<LocatedFiles> {
-        let name = full_name(volume);
-        let mut file_system = self.open(volume, &name)?;
+    /// The volumes with files that nothing reads, with the reason.
+    fn unreadable(&self) -> Vec<String> {
+        let volumes = self.volumes().into_iter();
+        let unread = volumes.filter(|volume| {
+            let holds_files = volume.volume.content.holds_files() || volume.volume.unreadable.is_some();
+            holds_files && volume.reader(self.readers.choice).is_none()
+        });
+        let texts = unread.map(|volume| {
+            let reason = volume
+                .reason()
+                .unwrap_or_else(|| volume.volume.content.name().to_owned());
+            format!("{}: {reason}", full_name(&volume.volume))
+        });
+        texts.collect()
+    }
+
+    fn locate_in(&mut self, volume: &GuestVolume, path: &[u8], job: Job<'_>) -> Result<LocatedFiles> {
+        let name = full_name(&volume.volume);
+        let opened = self.open(volume, &name, job)?;
+        let (mut file_system, reader) = (opened.file_system, opened.reader);
         let found = resolve_path(&mut *file_system, path).map_err(|source| GuestFilesError::Read {
             volume: name.clone(),
             path: String::from_utf8_lossy(path).into_owned(),
@@ -190,37 +425,96 @@ impl GuestVolumes<'_> {
         }
         Ok(LocatedFiles {
             volume: name,
+            reader,
             file_system,
             found,
         })
     }
 
-    fn open(&self, volume: &Volume, name: &str) -> Result<Box<dyn FileSystem>> {
-        if let Some(reason) = &volume.unreadable {
-            return Err(GuestFilesError::Unreadable {
-                volume: name.to_owned(),
-                reason: reason.0.clone(),
-            }
-            .into());
+    fn open(&mut self, volume: &GuestVolume, name: &str, job: Job<'_>) -> Result<OpenedVolume> {
+        let mut reason = volume.reason().unwrap_or_else(|| content_of(&volume.volume));
+        match volume.reader(self.readers.choice) {
+            None => return Err(unreadable(volume, name)),
+            Some(ReaderKind::Process) => match self.open_in_process(&volume.volume) {
+                Ok(file_system) => {
+                    return Ok(OpenedVolume {
+                        file_system,
+                        reader: ReaderKind::Process,
+                    });
+                }
+                Err(error @ ReadError::Unsupported { .. }) if self.readers.choice == ReaderChoice::Auto => {
+                    reason = error.to_string();
+                }
+                Err(error) => return Err(read_error(name, error)),
+            },
+            Some(ReaderKind::Appliance) => {}
         }
-        if !volume.content.is_readable() {
-            let content = match volume.content {
-                Content::Refused(what) => what.to_owned(),
-                Content::Empty => "nothing".to_owned(),
-                Content::Unknown => "nothing that is known".to_owned(),
-                other => other.name().to_owned(),
-            };
-            return Err(GuestFilesError::NoReader {
+        self.start_appliance(job).map_err(|error| match error {
+            Error::GuestFiles(error) => Error::from(GuestFilesError::NeedsAppliance {
                 volume: name.to_owned(),
-                content,
-            }
-            .into());
+                reason: reason.clone(),
+                source: error,
+            }),
+            other => other,
+        })?;
+        let known = self.volumes.iter().find(|known| full_name(&known.volume) == name);
+        let (Some(known), Some(appliance)) = (known, &self.appliance) else {
+            return Err(unreadable(volume, name));
+        };
+        let Some(number) = known.number.filter(|_| known.problem.is_none()) else {
+            return Err(unreadable(known, name));
+        };
+        if self.readers.choice == ReaderChoice::Auto {
+            job.progress.note(&format!(
+                "{name}: read by the appliance, a virtual machine, which is slower: {reason}"
+            ));
         }
-        let process = (self.launch)().map_err(GuestFilesError::Launch)?;
-        let device = Arc::new(volume.device(&self.disks));
-        let opened = RemoteFileSystem::open(Box::new(GuestReader(process)), device, volume.content);
-        Ok(Box::new(opened.map_err(|error| read_error(name, error))?))
+        Ok(OpenedVolume {
+            file_system: appliance.mount(number).map_err(|error| read_error(name, error))?,
+            reader: ReaderKind::Appliance,
+        })
     }
+
+    fn open_in_process(&self, volume: &Volume) -> std::result::Result<Box<dyn FileSystem>, ReadError> {
+        let launch = self.readers.launch;
+        let device = Arc::new(volume.device(&self.disks));
+        let content = volume.content;
+        let open = move || {
+            let process = launch().map_err(|error| ReadError::Reader(format!("does not start: {error}")))?;
+            let device: Arc<dyn BlockDevice> = Arc::clone(&device) as _;
+            let opened = RemoteFileSystem::open(Box::new(GuestReader(process)), device, content)?;
+            Ok(Box::new(opened) as Box<dyn FileSystem>)
+        };
+        Ok(Box::new(RestartedFileSystem::open(Box::new(open))?))
+    }
+}
+
+struct OpenedVolume {
+    file_system: Box<dyn FileSystem>,
+    reader: ReaderKind,
+}
+
+fn content_of(volume: &Volume) -> String {
+    match volume.content {
+        Content::Refused(what) => what.to_owned(),
+        Content::Empty => "nothing".to_owned(),
+        Content::Unknown => "nothing that is known".to_owned(),
+        other => other.name().to_owned(),
+    }
+}
+
+fn unreadable(volume: &GuestVolume, name: &str) -> Error {
+    match volume.reason() {
+        Some(reason) => GuestFilesError::Unreadable {
+            volume: name.to_owned(),
+            reason,
+        },
+        None => GuestFilesError::NoReader {
+            volume: name.to_owned(),
+            content: content_of(&volume.volume),
+        },
+    }
+    .into()
 }
 
 fn ambiguous(what: &str, candidates: Vec<String>) -> Error {
@@ -233,19 +527,10 @@ fn ambiguous(what: &str, candidates: Vec<String>) -> Error {
 
 /// Whether an error says that a readable volume does not have the path.
 fn is_absence(error: &GuestFilesError) -> bool {
-    use holdfast_guest_files::Error as ReadError;
     let GuestFilesError::Read { source, .. } = error else {
         return false;
     };
     matches!(source, ReadError::NotFound | ReadError::NotADirectory)
-}
-
-fn why_unread(volume: &Volume, error: &Error) -> String {
-    match &volume.unreadable {
-        Some(reason) => reason.0.clone(),
-        None if volume.content.is_readable() => holdfast_block::error_text(error),
-        None => volume.content.name().to_owned(),
-    }
 }
 
 /// The process that reads a file system.

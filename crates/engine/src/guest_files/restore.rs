@@ -1,11 +1,12 @@
 //! Restores a file or a whole tree of a guest into a folder.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 
 use holdfast_block::is_zero;
 use holdfast_guest_files::{Error as ReadError, FileKind, FilePiece, Metadata, NodeId, PIECE_BYTES_MAX};
 
-use super::target::{Owners, TargetConflicts, TargetFolder};
+use super::target::{AttributeLosses, FileEnd, FileIdentity, Owners, TargetConflicts, TargetFolder};
 use super::walk::{UnreadableFile, VisitedDirectories, joined, sorted_entries};
 use super::{LocatedFiles, WalkDepth, walk_files};
 use crate::job::{Error, Job, Result, Unit};
@@ -15,6 +16,8 @@ use crate::repository::forget::Execution;
 const HOLE_BYTES: usize = 4096;
 /// Folders of the target that are open at the same time, below the limit on open files.
 const DEPTH_MAX: usize = 500;
+/// Files with several names that are remembered; further ones become copies.
+const SHARED_COUNT_MAX: usize = 1 << 20;
 /// Failures that are listed; the rest is counted.
 const FAILURE_COUNT_MAX: usize = 1000;
 
@@ -39,6 +42,14 @@ pub struct RestoredFiles {
     pub directory_count: u64,
     /// Symbolic links.
     pub link_count: u64,
+    /// Further names of files that were restored, which are hard links in the target too.
+    pub hard_link_count: u64,
+    /// Extended attributes that only root may set.
+    pub skipped_attribute_count: u64,
+    /// Extended attributes and access control lists that the target does not take.
+    pub failed_attribute_count: u64,
+    /// The first of these, with the reason.
+    pub failed_attribute: Option<String>,
     /// Bytes of regular files, including holes.
     pub bytes: u64,
     /// Devices, pipes and sockets, which are skipped.
@@ -79,6 +90,9 @@ pub fn restore_tree(files: &mut LocatedFiles, request: &TreeRestoreRequest, job:
         report: RestoredFiles::default(),
         visited: VisitedDirectories::default(),
         number: 0,
+        root: &target,
+        place: Vec::new(),
+        shared: HashMap::new(),
     };
     let start = restorer.files.found.clone();
     let path = joined(&start.names);
@@ -86,12 +100,13 @@ pub fn restore_tree(files: &mut LocatedFiles, request: &TreeRestoreRequest, job:
         Some(name) => restorer.node(&target, name, start.node, &path, 0)?,
         None => restorer.content(&target, start.node, &path, 0)?,
     }
+    let report = restorer.report;
     target.sync().map_err(|source| Error::File {
         action: "sync",
         path: request.target.clone(),
         source,
     })?;
-    Ok(restorer.report)
+    Ok(report)
 }
 
 /// What a restore would write.
@@ -109,12 +124,13 @@ fn count(files: &mut LocatedFiles, job: Job<'_>) -> Result<RestoredFiles> {
     if files.found.metadata.kind == FileKind::Directory && !files.found.names.is_empty() {
         add(&files.found.metadata);
     }
-    let failures = walk_files(files, WalkDepth::Tree, job, &mut |file| {
+    let walked = walk_files(files, WalkDepth::Tree, job, &mut |file| {
         add(&file.metadata);
         Ok(())
     })?;
-    report.failure_count = failures.len() as u64;
-    report.failures = failures;
+    report.failure_count = walked.unreadable.len() as u64;
+    report.failures = walked.unreadable;
+    report.disk_error = walked.disk_error;
     report.failures.truncate(FAILURE_COUNT_MAX);
     Ok(report)
 }
@@ -139,6 +155,19 @@ struct TreeRestorer<'a, 'b> {
     visited: VisitedDirectories,
     /// Files begun so far.
     number: u64,
+    /// The folder that the user named.
+    root: &'a TargetFolder,
+    /// The names of the folders from there to the current one.
+    place: Vec<Vec<u8>>,
+    /// Files with several names that were restored, by the number that all their names have in common.
+    shared: HashMap<u64, SharedFile>,
+}
+
+/// A restored file that has more names in the guest.
+struct SharedFile {
+    /// The names of the folders, and its own name.
+    path: Vec<Vec<u8>>,
+    identity: FileIdentity,
 }
 
 impl TreeRestorer<'_, '_> {
@@ -174,7 +203,7 @@ impl TreeRestorer<'_, '_> {
                 self.report.special_count += 1;
                 return Ok(());
             }
-            FileKind::File => self.file(folder, name, node, &metadata),
+            FileKind::File => self.file_or_link(folder, name, node, path, &metadata),
             FileKind::Link => self.link(folder, name, node, &metadata).map_err(FileStop::Failure),
         };
         match restored {
@@ -198,9 +227,19 @@ impl TreeRestorer<'_, '_> {
             }
         };
         self.report.directory_count += 1;
-        self.content(&below, node, path, depth + 1)?;
-        if let Err(error) = below.finish(&metadata, self.owners) {
-            self.fail(path, error.into());
+        self.place.push(name.to_vec());
+        let content = self.content(&below, node, path, depth + 1);
+        self.place.pop();
+        content?;
+        let finished = match self.files.file_system.attributes(node) {
+            Ok(attributes) => below
+                .finish(&metadata, &attributes, self.owners)
+                .map(|losses| self.lose(path, losses))
+                .map_err(FileFailure::from),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(failure) = finished {
+            self.fail(path, failure);
         }
         Ok(())
     }
@@ -253,13 +292,56 @@ impl TreeRestorer<'_, '_> {
         Ok(())
     }
 
+    /// Counts attributes that were not restored.
+    fn lose(&mut self, path: &[u8], losses: AttributeLosses) {
+        self.report.skipped_attribute_count += losses.skipped_count;
+        self.report.failed_attribute_count += losses.failed_count;
+        if let Some(first) = losses.first
+            && self.report.failed_attribute.is_none()
+        {
+            self.report.failed_attribute = Some(format!("{}: {first}", String::from_utf8_lossy(path)));
+        }
+    }
+
+    /// Restores a file; one that was restored under another name becomes a hard link to it.
+    fn file_or_link(
+        &mut self,
+        folder: &TargetFolder,
+        name: &[u8],
+        node: NodeId,
+        path: &[u8],
+        metadata: &Metadata,
+    ) -> std::result::Result<(), FileStop> {
+        if let Some(shared) = metadata.shared_id.and_then(|id| self.shared.get(&id)) {
+            self.free(folder, name)?;
+            // Where links cannot be made, the file is restored once more.
+            if folder
+                .hard_link(name, self.root, &shared.path, shared.identity, self.conflicts)
+                .is_ok()
+            {
+                self.report.hard_link_count += 1;
+                return Ok(());
+            }
+        }
+        let identity = self.file(folder, name, node, path, metadata)?;
+        if let Some(id) = metadata.shared_id
+            && self.shared.len() < SHARED_COUNT_MAX
+        {
+            let names = self.place.iter().cloned().chain([name.to_vec()]);
+            let path = names.collect();
+            self.shared.insert(id, SharedFile { path, identity });
+        }
+        Ok(())
+    }
+
     fn file(
         &mut self,
         folder: &TargetFolder,
         name: &[u8],
         node: NodeId,
+        path: &[u8],
         metadata: &Metadata,
-    ) -> std::result::Result<(), FileStop> {
+    ) -> std::result::Result<FileIdentity, FileStop> {
         self.free(folder, name)?;
         self.number += 1;
         let file = folder.file(self.number)?;
@@ -299,10 +381,21 @@ impl TreeRestorer<'_, '_> {
             })
             .into());
         }
-        file.finish(name, metadata, self.owners, self.conflicts)?;
+        let attributes = self.files.file_system.attributes(node)?;
+        let identity = file.identity()?;
+        let losses = file.finish(
+            name,
+            &FileEnd {
+                metadata,
+                attributes: &attributes,
+                owners: self.owners,
+                conflicts: self.conflicts,
+            },
+        )?;
+        self.lose(path, losses);
         self.report.file_count += 1;
         self.report.bytes = self.report.bytes.saturating_add(offset);
-        Ok(())
+        Ok(identity)
     }
 }
 

@@ -9,10 +9,10 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use holdfast_guest_files::Metadata;
+use holdfast_guest_files::{ExtendedAttribute, Metadata};
 use rustix::fs::{
-    AtFlags, CWD, Gid, Mode, OFlags, Timespec, Timestamps, UTIME_OMIT, Uid, chownat, fchmod, fchown, fstat, ftruncate,
-    futimens, mkdirat, openat, renameat, symlinkat, unlinkat, utimensat,
+    AtFlags, CWD, Gid, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, Uid, XattrFlags, chownat, fchmod, fchown,
+    fsetxattr, fstat, ftruncate, futimens, linkat, mkdirat, openat, renameat, symlinkat, unlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -32,6 +32,41 @@ pub(super) enum Owners {
     Restore,
     /// A user other than root can only own files.
     Own,
+}
+
+/// What completes a file.
+pub(super) struct FileEnd<'a> {
+    pub(super) metadata: &'a Metadata,
+    pub(super) attributes: &'a [ExtendedAttribute],
+    pub(super) owners: Owners,
+    pub(super) conflicts: TargetConflicts,
+}
+
+/// Extended attributes of a file that were not restored.
+#[derive(Debug, Default)]
+pub(super) struct AttributeLosses {
+    /// Those that only root may set.
+    pub(super) skipped_count: u64,
+    /// Those that the target refused.
+    pub(super) failed_count: u64,
+    /// The first that it refused, and why.
+    pub(super) first: Option<String>,
+}
+
+/// Which file of the host a file is, whatever its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            inode: stat.st_ino,
+        }
+    }
 }
 
 /// A folder in the target.
@@ -117,9 +152,48 @@ impl TargetFolder {
         }
     }
 
-    /// Sets owner, permissions and time of this folder, after its content was written.
-    pub(super) fn finish(&self, metadata: &Metadata, owners: Owners) -> io::Result<()> {
-        set_attributes(&self.folder, metadata, owners)
+    /// Sets owner, permissions, extended attributes and time of this folder, after its content was written.
+    pub(super) fn finish(
+        &self,
+        metadata: &Metadata,
+        attributes: &[ExtendedAttribute],
+        owners: Owners,
+    ) -> io::Result<AttributeLosses> {
+        set_attributes(&self.folder, metadata, attributes, owners)
+    }
+
+    /// Gives a restored file another name in this folder. `path` leads from `root` to it.
+    ///
+    /// # Errors
+    /// The file is not there any more, or the file system makes no link of it.
+    pub(super) fn hard_link(
+        &self,
+        link_name: &[u8],
+        root: &Self,
+        path: &[Vec<u8>],
+        identity: FileIdentity,
+        conflicts: TargetConflicts,
+    ) -> io::Result<()> {
+        let (file_name, folders) = path.split_last().ok_or(io::ErrorKind::NotFound)?;
+        let mut folder = root.folder.try_clone()?;
+        let flags = FOLDER_FLAGS.union(OFlags::NOFOLLOW);
+        for folder_name in folders {
+            folder = openat(&folder, name(folder_name), flags, Mode::empty())?;
+        }
+        let stat = rustix::fs::statat(&folder, name(file_name), AtFlags::SYMLINK_NOFOLLOW)?;
+        if FileIdentity::of(&stat) != identity {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        if conflicts == TargetConflicts::Replace {
+            self.remove(link_name)?;
+        }
+        Ok(linkat(
+            &folder,
+            name(file_name),
+            &self.folder,
+            name(link_name),
+            AtFlags::empty(),
+        )?)
     }
 
     /// Makes everything on the file system of this folder durable.
@@ -144,18 +218,17 @@ impl TargetFile<'_> {
         Ok(())
     }
 
-    /// Completes the file: its length, owner, permissions and time, and then its name.
-    pub(super) fn finish(
-        self,
-        file_name: &[u8],
-        metadata: &Metadata,
-        owners: Owners,
-        conflicts: TargetConflicts,
-    ) -> io::Result<()> {
-        ftruncate(&self.file, metadata.size_bytes)?;
-        set_attributes(&self.file, metadata, owners)?;
+    /// Which file this is, whatever its name.
+    pub(super) fn identity(&self) -> io::Result<FileIdentity> {
+        Ok(FileIdentity::of(&fstat(&self.file)?))
+    }
+
+    /// Completes the file: its length, owner, permissions, extended attributes and time, and then its name.
+    pub(super) fn finish(self, file_name: &[u8], end: &FileEnd<'_>) -> io::Result<AttributeLosses> {
+        ftruncate(&self.file, end.metadata.size_bytes)?;
+        let losses = set_attributes(&self.file, end.metadata, end.attributes, end.owners)?;
         let folder = &self.folder.folder;
-        match conflicts {
+        match end.conflicts {
             TargetConflicts::Replace => renameat(folder, &self.partial, folder, name(file_name))?,
             TargetConflicts::Keep => {
                 let flags = rustix::fs::RenameFlags::NOREPLACE;
@@ -168,7 +241,7 @@ impl TargetFile<'_> {
                 }
             }
         }
-        Ok(())
+        Ok(losses)
     }
 }
 
@@ -198,7 +271,12 @@ fn times(metadata: &Metadata) -> Option<Timestamps> {
     })
 }
 
-fn set_attributes(file: &OwnedFd, metadata: &Metadata, owners: Owners) -> io::Result<()> {
+fn set_attributes(
+    file: &OwnedFd,
+    metadata: &Metadata,
+    attributes: &[ExtendedAttribute],
+    owners: Owners,
+) -> io::Result<AttributeLosses> {
     if let Some((uid, gid)) = ids(metadata, owners) {
         fchown(file, Some(uid), Some(gid))?;
     }
@@ -209,8 +287,34 @@ fn set_attributes(file: &OwnedFd, metadata: &Metadata, owners: Owners) -> io::Re
     } else if fstat(file)?.st_mode & 0o777 == 0o600 {
         fchmod(file, Mode::from_raw_mode(0o644))?;
     }
+    // A change of the owner removes capabilities, and one of the permissions changes an access control list.
+    let losses = set_extended(file, attributes, owners);
     if let Some(times) = times(metadata) {
         futimens(file, &times)?;
     }
-    Ok(())
+    Ok(losses)
+}
+
+fn set_extended(file: &OwnedFd, attributes: &[ExtendedAttribute], owners: Owners) -> AttributeLosses {
+    let mut losses = AttributeLosses::default();
+    for attribute in attributes {
+        let is_own = |space: &[u8]| attribute.name.starts_with(space);
+        // What the integrity checks of the guest's kernel signed is void elsewhere.
+        if is_own(b"security.evm") || is_own(b"security.ima") {
+            losses.skipped_count += 1;
+            continue;
+        }
+        if owners == Owners::Own && !is_own(b"user.") && !is_own(b"system.posix_acl_") {
+            losses.skipped_count += 1;
+            continue;
+        }
+        if let Err(error) = fsetxattr(file, name(&attribute.name), &attribute.value, XattrFlags::empty()) {
+            losses.failed_count += 1;
+            let shown = String::from_utf8_lossy(&attribute.name);
+            losses
+                .first
+                .get_or_insert_with(|| format!("{shown}: {}", io::Error::from(error)));
+        }
+    }
+    losses
 }

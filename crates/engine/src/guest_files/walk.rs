@@ -43,6 +43,15 @@ pub struct UnreadableFile {
     pub reason: String,
 }
 
+/// What a walk could not read.
+#[derive(Debug, Default)]
+pub struct WalkReport {
+    /// Files and directories that could not be read.
+    pub unreadable: Vec<UnreadableFile>,
+    /// The first error of the snapshot's disk, such as damage in the repository.
+    pub disk_error: Option<holdfast_block::Error>,
+}
+
 /// The path of names from the root.
 pub(super) fn joined(names: &[Vec<u8>]) -> Vec<u8> {
     if names.is_empty() {
@@ -102,10 +111,10 @@ pub fn walk_files(
     depth: WalkDepth,
     job: Job<'_>,
     visit: &mut dyn FnMut(WalkedFile) -> Result<()>,
-) -> Result<Vec<UnreadableFile>> {
+) -> Result<WalkReport> {
     let mut walk = FileWalk {
         file_system: &mut *files.file_system,
-        unreadable: Vec::new(),
+        report: WalkReport::default(),
         visited: VisitedDirectories::default(),
     };
     let start = &files.found;
@@ -113,7 +122,7 @@ pub fn walk_files(
     if start.metadata.kind != FileKind::Directory {
         let file = walk.file(path, start.node, start.metadata);
         visit(file)?;
-        return Ok(walk.unreadable);
+        return Ok(walk.report);
     }
     let mut left = vec![PendingDirectory {
         path,
@@ -129,7 +138,7 @@ pub fn walk_files(
         let entries = match entries {
             Ok(entries) => entries,
             Err(error) => {
-                walk.fail(&directory.path, &error);
+                walk.fail(&directory.path, error);
                 continue;
             }
         };
@@ -141,7 +150,7 @@ pub fn walk_files(
                 [&directory.path[..], b"/", &entry.name].concat()
             };
             match walk.file_system.metadata(entry.node) {
-                Err(error) => walk.fail(&path, &error),
+                Err(error) => walk.fail(&path, error),
                 Ok(metadata) => {
                     if metadata.kind == FileKind::Directory && depth == WalkDepth::Tree {
                         below.push(PendingDirectory {
@@ -158,7 +167,7 @@ pub fn walk_files(
         }
         left.extend(below.into_iter().rev());
     }
-    Ok(walk.unreadable)
+    Ok(walk.report)
 }
 
 struct PendingDirectory {
@@ -169,7 +178,7 @@ struct PendingDirectory {
 
 struct FileWalk<'a> {
     file_system: &'a mut dyn FileSystem,
-    unreadable: Vec<UnreadableFile>,
+    report: WalkReport,
     visited: VisitedDirectories,
 }
 
@@ -179,7 +188,7 @@ impl FileWalk<'_> {
         let target = target.and_then(|target| match target {
             Ok(target) => Some(target),
             Err(error) => {
-                self.fail(&path, &error);
+                self.fail(&path, error);
                 None
             }
         });
@@ -191,14 +200,17 @@ impl FileWalk<'_> {
         }
     }
 
-    fn fail(&mut self, path: &[u8], error: &ReadError) {
+    fn fail(&mut self, path: &[u8], error: ReadError) {
         /// A hostile directory must not fill the memory with errors.
         const UNREADABLE_COUNT_MAX: usize = 10_000;
-        if self.unreadable.len() < UNREADABLE_COUNT_MAX {
-            self.unreadable.push(UnreadableFile {
+        if self.report.unreadable.len() < UNREADABLE_COUNT_MAX {
+            self.report.unreadable.push(UnreadableFile {
                 path: String::from_utf8_lossy(path).into_owned(),
-                reason: holdfast_block::error_text(error),
+                reason: holdfast_block::error_text(&error),
             });
+        }
+        if let ReadError::Device(error) = error {
+            self.report.disk_error.get_or_insert(error);
         }
     }
 }

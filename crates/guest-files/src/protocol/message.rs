@@ -4,7 +4,8 @@ use std::io::{self, Read, Write};
 
 use crate::fields::Fields;
 use crate::{
-    Content, DirectoryEntry, Error, ExtendedAttribute, FileKind, FilePiece, Metadata, ModifiedTime, NodeId, PIECE_BYTES_MAX, Result,
+    Content, DirectoryEntry, Error, ExtendedAttribute, FileKind, FilePiece, Metadata, ModifiedTime, NodeId,
+    PIECE_BYTES_MAX, Result,
 };
 
 /// Most bytes that the child reads at once.

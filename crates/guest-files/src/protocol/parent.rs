@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use holdfast_block::{BlockDevice, Error as DeviceError};
 
 use super::message::{self, Message, OpenedFileSystem};
-use crate::{Content, DirectoryEntry, Error, ExtendedAttribute, FilePiece, FileSystem, Metadata, NodeId, PIECE_BYTES_MAX, Result};
+use crate::{
+    Content, DirectoryEntry, Error, ExtendedAttribute, FilePiece, FileSystem, Metadata, NodeId, PIECE_BYTES_MAX, Result,
+};
 
 /// Longest target of a link.
 const TARGET_BYTES_MAX: usize = 32 << 10;
@@ -58,11 +60,9 @@ impl<'a> RemoteFileSystem<'a> {
         let answer = {
             let mut link = link.lock().unwrap_or_else(PoisonError::into_inner);
             link.current = None;
-            let answer = link.request(
-                &Message::new(message::MOUNT).u32(volume),
-                message::OPENED,
-                &mut |_| Ok(()),
-            )?;
+            let answer = link.request(&Message::new(message::MOUNT).u32(volume), message::OPENED, &mut |_| {
+                Ok(())
+            })?;
             link.current = Some(volume);
             answer
         };
@@ -162,7 +162,9 @@ impl<'a> Link<'a> {
         let length = (length as usize).min(message::READ_BYTES_MAX);
         let mut bytes = vec![0; length];
         let Some(device) = &self.device else {
-            return Err(DeviceError::layer(Error::Reader("asked for bytes of its own disks".to_owned())));
+            return Err(DeviceError::layer(Error::Reader(
+                "asked for bytes of its own disks".to_owned(),
+            )));
         };
         device.read_at(&mut bytes, offset)?;
         Ok(Message {

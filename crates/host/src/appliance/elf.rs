@@ -18,7 +18,12 @@ pub(super) struct Program {
 
 fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<u64> {
     let field = bytes.get(at..at.checked_add(N)?)?;
-    Some(field.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    Some(
+        field
+            .iter()
+            .rev()
+            .fold(0, |number, byte| number << 8 | u64::from(*byte)),
+    )
 }
 
 /// Reads the header of a 64-bit little-endian program; none if it is something else.

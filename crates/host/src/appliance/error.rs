@@ -15,7 +15,9 @@ pub enum ApplianceError {
         program: &'static str,
     },
     /// There is no kernel with its modules.
-    #[error("there is no kernel with its modules on this host: no /boot/vmlinuz-VERSION that can be read beside /lib/modules/VERSION")]
+    #[error(
+        "there is no kernel with its modules on this host: no /boot/vmlinuz-VERSION that can be read beside /lib/modules/VERSION"
+    )]
     NoKernel,
     /// The modules of a kernel are missing.
     #[error("the modules of {} are missing: no lib/modules/{version}", kernel.display())]

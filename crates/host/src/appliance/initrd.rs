@@ -11,14 +11,65 @@ use crate::system::process::{StreamTools, Tools};
 
 /// Modules that are loaded at the start, or when a volume needs them. A kernel can lack some of them.
 const MODULES: &[&str] = &[
-    "virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "crc32c_intel", "crc32c_cryptoapi", "libcrc32c",
-    "ext4", "xfs", "btrfs", "f2fs", "reiserfs", "jfs", "nilfs2", "squashfs", "isofs", "udf", "erofs", "hfsplus",
-    "bcachefs", "vfat", "exfat", "ntfs3", "nls_utf8", "nls_cp437", "nls_ascii", "nls_iso8859_1",
-    "dm_mod", "dm_snapshot", "dm_thin_pool", "dm_mirror", "dm_raid", "dm_cache", "dm_cache_smq", "dm_writecache",
-    "dm_integrity", "dm_zero", "dm_crypt", "dm_vdo", "kvdo",
-    "md_mod", "linear", "raid0", "raid1", "raid10", "raid456",
-    "xts", "cbc", "ecb", "essiv", "aesni_intel", "aes_generic", "sha256_generic", "sha512_generic", "algif_skcipher",
-    "algif_hash", "serpent_generic", "twofish_generic", "adiantum",
+    "virtio_pci",
+    "virtio_blk",
+    "virtio_console",
+    "crc32c_generic",
+    "crc32c_intel",
+    "crc32c_cryptoapi",
+    "libcrc32c",
+    "ext4",
+    "xfs",
+    "btrfs",
+    "f2fs",
+    "reiserfs",
+    "jfs",
+    "nilfs2",
+    "squashfs",
+    "isofs",
+    "udf",
+    "erofs",
+    "hfsplus",
+    "bcachefs",
+    "vfat",
+    "exfat",
+    "ntfs3",
+    "nls_utf8",
+    "nls_cp437",
+    "nls_ascii",
+    "nls_iso8859_1",
+    "dm_mod",
+    "dm_snapshot",
+    "dm_thin_pool",
+    "dm_mirror",
+    "dm_raid",
+    "dm_cache",
+    "dm_cache_smq",
+    "dm_writecache",
+    "dm_integrity",
+    "dm_zero",
+    "dm_crypt",
+    "dm_vdo",
+    "kvdo",
+    "md_mod",
+    "linear",
+    "raid0",
+    "raid1",
+    "raid10",
+    "raid456",
+    "xts",
+    "cbc",
+    "ecb",
+    "essiv",
+    "aesni_intel",
+    "aes_generic",
+    "sha256_generic",
+    "sha512_generic",
+    "algif_skcipher",
+    "algif_hash",
+    "serpent_generic",
+    "twofish_generic",
+    "adiantum",
 ];
 /// The list of modules in the initrd: a line for each, with the numbers of its files in the order of loading.
 pub(super) const MODULE_LIST: &str = "modules/list";
@@ -87,7 +138,11 @@ pub fn build_initrd(
             let next = numbers.len();
             let number = *numbers.entry(file).or_insert(next);
             if number == next {
-                archive.add(&format!("modules/{number}"), Kind::File, &unpacked(&index.path(file), tools)?);
+                archive.add(
+                    &format!("modules/{number}"),
+                    Kind::File,
+                    &unpacked(&index.path(file), tools)?,
+                );
             }
             line.push_str(&format!(" {number}"));
         }
@@ -95,7 +150,17 @@ pub fn build_initrd(
         list.push('\n');
     }
     archive.add(MODULE_LIST, Kind::File, list.as_bytes());
-    for folder in ["proc", "sys", "dev", "tmp", "etc", "mnt", "run/lock/lvm", "run/lvm", "run/cryptsetup"] {
+    for folder in [
+        "proc",
+        "sys",
+        "dev",
+        "tmp",
+        "etc",
+        "mnt",
+        "run/lock/lvm",
+        "run/lvm",
+        "run/cryptsetup",
+    ] {
         archive.add_folder(folder);
     }
     Ok(archive.finish())
@@ -117,7 +182,11 @@ fn unpacked(path: &Path, tools: &dyn StreamTools) -> Result<Vec<u8>, ApplianceEr
     match read {
         Some(Ok(_)) if !bytes.is_empty() => Ok(bytes),
         Some(Err(error)) => Err(ApplianceError::file("unpack", path, error)),
-        _ => Err(ApplianceError::file("unpack", path, std::io::ErrorKind::UnexpectedEof.into())),
+        _ => Err(ApplianceError::file(
+            "unpack",
+            path,
+            std::io::ErrorKind::UnexpectedEof.into(),
+        )),
     }
 }
 
@@ -171,7 +240,21 @@ impl Archive {
 
     fn raw(&mut self, path: &str, mode: u32, content: &[u8]) {
         let number = self.names.len();
-        let fields = [number, mode as usize, 0, 0, 1, 0, content.len(), 0, 0, 0, 0, path.len() + 1, 0];
+        let fields = [
+            number,
+            mode as usize,
+            0,
+            0,
+            1,
+            0,
+            content.len(),
+            0,
+            0,
+            0,
+            0,
+            path.len() + 1,
+            0,
+        ];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
             self.bytes.extend_from_slice(format!("{field:08X}").as_bytes());
@@ -209,7 +292,9 @@ impl Archive {
         let libraries = libraries_of(&listed.output);
         // All libraries lie beside the C library: its folder is one that the loader searches.
         let folder = libraries.iter().find(|library| library.name.starts_with("libc."));
-        let folder = folder.and_then(|library| library.path.parent()).unwrap_or(Path::new("/lib"));
+        let folder = folder
+            .and_then(|library| library.path.parent())
+            .unwrap_or(Path::new("/lib"));
         for library in &libraries {
             let target = folder.join(&library.name);
             let target = target.to_string_lossy();
@@ -263,6 +348,9 @@ mod tests {
         let output = "\tlinux-vdso.so.1 (0x1)\n\tlibc.so.6 => /lib/x/libc.so.6 (0x2)\n\t/lib64/ld-linux.so.2 (0x3)\n";
         let found = libraries_of(output);
         assert_eq!(found.len(), 1);
-        assert_eq!((found[0].name.as_str(), found[0].path.to_str()), ("libc.so.6", Some("/lib/x/libc.so.6")));
+        assert_eq!(
+            (found[0].name.as_str(), found[0].path.to_str()),
+            ("libc.so.6", Some("/lib/x/libc.so.6"))
+        );
     }
 }

@@ -99,8 +99,7 @@ fn version_of(bytes: &[u8]) -> Option<String> {
     let version = text.split(|byte| matches!(byte, b' ' | 0)).next()?;
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_+~".contains(byte);
     let version = std::str::from_utf8(version).ok()?;
-    (!version.is_empty() && version != ".." && version.bytes().all(|byte| is_plain(&byte)))
-        .then(|| version.to_owned())
+    (!version.is_empty() && version != ".." && version.bytes().all(|byte| is_plain(&byte))).then(|| version.to_owned())
 }
 
 /// The modules of a kernel by their names.
@@ -175,7 +174,10 @@ mod tests {
 
     #[test]
     fn versions_are_read_from_kernels() {
-        assert_eq!(version_of(&kernel("6.1.0-56-cloud-amd64")).unwrap(), "6.1.0-56-cloud-amd64");
+        assert_eq!(
+            version_of(&kernel("6.1.0-56-cloud-amd64")).unwrap(),
+            "6.1.0-56-cloud-amd64"
+        );
         for version in ["", "..", "6.1/../../x"] {
             assert_eq!(version_of(&kernel(version)), None, "{version}");
         }
@@ -205,12 +207,22 @@ mod tests {
         let found = of_host(&folders, &boot).unwrap();
         assert_eq!(found.version, "6.10.0");
         assert_eq!(of_file(&boot.join("vmlinuz-6.10.0")).unwrap().version, found.version);
-        assert!(matches!(of_file(&boot.join("vmlinuz-6.11.0")), Err(ApplianceError::NoModules { .. })));
-        assert!(matches!(ModuleIndex::read(&found), Err(ApplianceError::NoModule { .. })));
+        assert!(matches!(
+            of_file(&boot.join("vmlinuz-6.11.0")),
+            Err(ApplianceError::NoModules { .. })
+        ));
+        assert!(matches!(
+            ModuleIndex::read(&found),
+            Err(ApplianceError::NoModule { .. })
+        ));
         let built_in = "kernel/virtio-pci.ko\nkernel/virtio_blk.ko\nkernel/virtio_console.ko\n";
         fs::write(found.modules.join("modules.builtin"), built_in).expect("a list");
         let index = ModuleIndex::read(&found).unwrap();
-        let files = ["kernel/lib/base.ko", "kernel/lib/libcrc32c.ko", "kernel/fs/xfs/xfs.ko.xz"];
+        let files = [
+            "kernel/lib/base.ko",
+            "kernel/lib/libcrc32c.ko",
+            "kernel/fs/xfs/xfs.ko.xz",
+        ];
         assert_eq!(index.files_of("xfs"), files);
         assert!(index.files_of("virtio_pci").is_empty());
     }

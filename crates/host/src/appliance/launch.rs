@@ -9,8 +9,8 @@ use std::process::Stdio;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg,
-    sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
 };
 use rustix::process::{Resource, Rlimit, Signal, getppid, set_parent_process_death_signal, setrlimit};
 
@@ -39,13 +39,23 @@ pub(super) struct LaunchOrder<'a> {
 /// Sends an order to a process that runs [`become_machine`].
 pub(super) fn send_order(stream: &UnixStream, order: &LaunchOrder<'_>) -> io::Result<()> {
     let head = [order.parent.to_string(), order.memory_bytes.to_string()];
-    let text = head.iter().chain(order.words).map(String::as_str).collect::<Vec<_>>().join("\0");
+    let text = head
+        .iter()
+        .chain(order.words)
+        .map(String::as_str)
+        .collect::<Vec<_>>()
+        .join("\0");
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILE_COUNT_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !control.push(SendAncillaryMessage::ScmRights(order.files)) {
         return Err(io::Error::other("more disks than an appliance can have"));
     }
-    let count = sendmsg(stream, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::NOSIGNAL)?;
+    let count = sendmsg(
+        stream,
+        &[IoSlice::new(text.as_bytes())],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
     (&*stream).write_all(text.as_bytes().get(count..).unwrap_or_default())?;
     stream.shutdown(std::net::Shutdown::Write)
 }
@@ -54,7 +64,9 @@ pub(super) fn send_order(stream: &UnixStream, order: &LaunchOrder<'_>) -> io::Re
 ///
 /// The program is killed when the thread that started this process ends.
 pub fn become_machine() -> io::Error {
-    receive_and_start().err().unwrap_or_else(|| io::Error::other("no program"))
+    receive_and_start()
+        .err()
+        .unwrap_or_else(|| io::Error::other("no program"))
 }
 
 fn receive_and_start() -> io::Result<()> {
@@ -65,7 +77,12 @@ fn receive_and_start() -> io::Result<()> {
     let mut first = vec![0; 64 << 10];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILE_COUNT_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let received = recvmsg(&stream, &mut [IoSliceMut::new(&mut first)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    let received = recvmsg(
+        &stream,
+        &mut [IoSliceMut::new(&mut first)],
+        &mut control,
+        RecvFlags::CMSG_CLOEXEC,
+    )?;
     let files: Vec<OwnedFd> = control
         .drain()
         .flat_map(|message| match message {
@@ -85,7 +102,11 @@ fn receive_and_start() -> io::Result<()> {
     if getppid().map(|pid| u64::from(pid.as_raw_nonzero().get().cast_unsigned())) != Some(parent) {
         return Err(io::Error::other("the parent has ended"));
     }
-    for (resource, bytes) in [(Resource::Core, 0), (Resource::Fsize, 0), (Resource::As, memory_bytes + OWN_BYTES_MAX)] {
+    for (resource, bytes) in [
+        (Resource::Core, 0),
+        (Resource::Fsize, 0),
+        (Resource::As, memory_bytes + OWN_BYTES_MAX),
+    ] {
         let limit = Rlimit {
             current: Some(bytes),
             maximum: Some(bytes),
@@ -98,7 +119,12 @@ fn receive_and_start() -> io::Result<()> {
         fcntl_setfd(file, FdFlags::empty())?;
     }
     let mut machine = command(program);
-    machine.args(words).env_clear().stdin(Stdio::null()).stdout(io::stderr()).current_dir("/");
+    machine
+        .args(words)
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(io::stderr())
+        .current_dir("/");
     Err(machine.exec())
 }
 

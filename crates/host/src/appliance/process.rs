@@ -80,7 +80,8 @@ type Console = Arc<Mutex<Vec<u8>>>;
 fn find_qemu() -> Result<PathBuf, ApplianceError> {
     let folders = PROGRAM_PATH.split(':').map(|folder| PathBuf::from(folder).join(QEMU));
     let mut all = folders.chain(QEMU_PATHS.map(PathBuf::from));
-    all.find(|path| path.is_file()).ok_or(ApplianceError::NoQemu { program: QEMU })
+    all.find(|path| path.is_file())
+        .ok_or(ApplianceError::NoQemu { program: QEMU })
 }
 
 impl ApplianceMachine {
@@ -112,10 +113,12 @@ impl ApplianceMachine {
         let (stop, stopped) = channel();
         let launcher = options.launcher;
         // The process ends with the thread that started it: so this thread lives as long as the process.
-        let keeper = std::thread::Builder::new().name("appliance".to_owned()).spawn(move || {
-            let child = spawn(launcher, orders_end);
-            keep(child, &started, &stopped)
-        })?;
+        let keeper = std::thread::Builder::new()
+            .name("appliance".to_owned())
+            .spawn(move || {
+                let child = spawn(launcher, orders_end);
+                keep(child, &started, &stopped)
+            })?;
         let mut output = start.recv().map_err(io::Error::other)??;
         let console = Console::default();
         let kept = Arc::clone(&console);
@@ -182,9 +185,15 @@ impl ApplianceMachine {
     fn last_words(&self) -> String {
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&console).into_owned();
-        let text: String = text.chars().filter(|letter| !letter.is_control() || *letter == '\n').collect();
+        let text: String = text
+            .chars()
+            .filter(|letter| !letter.is_control() || *letter == '\n')
+            .collect();
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-        lines.get(lines.len().saturating_sub(CONSOLE_LINES)..).unwrap_or_default().join("; ")
+        lines
+            .get(lines.len().saturating_sub(CONSOLE_LINES)..)
+            .unwrap_or_default()
+            .join("; ")
     }
 }
 
@@ -222,7 +231,10 @@ fn keep(
             return None;
         }
     };
-    let output = child.stderr.take().ok_or_else(|| io::Error::other("the process has no pipe"));
+    let output = child
+        .stderr
+        .take()
+        .ok_or_else(|| io::Error::other("the process has no pipe"));
     started.send(output).ok();
     loop {
         match stopped.recv_timeout(LOOK_INTERVAL) {
@@ -258,7 +270,10 @@ fn qemu_words(qemu: &str, memory_bytes: u64, disk_count: usize) -> Vec<String> {
     );
     let mut words: Vec<String> = vec![qemu.to_owned()];
     let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
-    add("-machine", "q35,usb=off,vmport=off,smbus=off,sata=off,graphics=off".to_owned());
+    add(
+        "-machine",
+        "q35,usb=off,vmport=off,smbus=off,sata=off,graphics=off".to_owned(),
+    );
     if File::options().read(true).write(true).open("/dev/kvm").is_ok() {
         add("-accel", "kvm".to_owned());
     }
@@ -270,7 +285,10 @@ fn qemu_words(qemu: &str, memory_bytes: u64, disk_count: usize) -> Vec<String> {
     add("-initrd", format!("/proc/self/fd/{}", file(1)));
     add("-append", kernel);
     add("-display", "none".to_owned());
-    add("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned());
+    add(
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned(),
+    );
     add("-chardev", "stdio,id=console,signal=off".to_owned());
     add("-serial", "chardev:console".to_owned());
     add("-chardev", format!("socket,id=channel,fd={}", file(2)));
@@ -279,7 +297,10 @@ fn qemu_words(qemu: &str, memory_bytes: u64, disk_count: usize) -> Vec<String> {
     for number in 0..disk_count {
         let socket = file(3 + number);
         let server = format!(r#"{{"type":"fd","str":"{socket}"}}"#);
-        add("-blockdev", format!(r#"{{"driver":"nbd","node-name":"n{number}","server":{server},"export":""}}"#));
+        add(
+            "-blockdev",
+            format!(r#"{{"driver":"nbd","node-name":"n{number}","server":{server},"export":""}}"#),
+        );
         add("-device", format!("virtio-blk-pci,drive=n{number},serial=d{number}"));
     }
     words.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));

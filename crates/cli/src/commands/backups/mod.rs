@@ -63,6 +63,8 @@ verbs! {
         "mount-server" => MountServer(mount::MountServerArgs),
         /// Read the file system of a guest, without rights
         "files-reader" => FilesReader(files::reader::FilesReaderArgs),
+        /// Become the virtual machine that reads file systems of guests
+        "files-machine" => FilesMachine(files::machine::FilesMachineArgs),
         /// Watch over a machine while it is backed up
         "watchdog" => Watchdog(watchdog::WatchdogArgs),
     }

@@ -2,6 +2,7 @@
 
 use holdfast_engine::GuestFilesError;
 use holdfast_guest_files::Error as ReadError;
+use holdfast_host::appliance::ApplianceError;
 
 use super::{Advice, advice, device_advice, plain};
 use crate::errors::Kind;
@@ -26,6 +27,14 @@ pub(super) fn guest_files_advice(error: &GuestFilesError) -> Advice {
         GuestFilesError::NoReader { .. } | GuestFilesError::Unreadable { .. } => {
             advice(Exit::Error, Kind::Unsupported, HINT_MACHINE)
         }
+        GuestFilesError::NeedsAppliance { source, .. } => guest_files_advice(source),
+        GuestFilesError::Appliance(error) => appliance_advice(error),
+        GuestFilesError::TooManyDisks { .. } => advice(Exit::Error, Kind::Refused, HINT_MACHINE),
+        GuestFilesError::Passphrase { .. } => advice(
+            Exit::Error,
+            Kind::Usage,
+            "use --luks-password-file or --luks-password-command, or set HOLDFAST_LUKS_PASSWORD_FILE",
+        ),
         GuestFilesError::NoSuchPath { unread, .. } if unread.is_empty() => advice(
             Exit::Error,
             Kind::NotFound,
@@ -38,6 +47,26 @@ pub(super) fn guest_files_advice(error: &GuestFilesError) -> Advice {
             "add it to the snapshot: SNAPSHOT:/PATH; / is a whole volume",
         ),
         GuestFilesError::Read { source, .. } => read_advice(source),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+/// What an appliance needs.
+fn appliance_advice(error: &ApplianceError) -> Advice {
+    let unsupported = |hint| advice(Exit::Error, Kind::Unsupported, hint);
+    match error {
+        ApplianceError::NoQemu { .. } => {
+            unsupported("install QEMU (Debian: qemu-system-x86, Fedora: qemu-system-x86-core, RHEL: qemu-kvm)")
+        }
+        ApplianceError::NoKernel | ApplianceError::NoModules { .. } | ApplianceError::NoModule { .. } => unsupported(
+            "install a kernel with its modules (Debian: linux-image-cloud-amd64 or linux-image-amd64), or name one: \
+             --appliance-kernel FILE; Ubuntu lets only root read the kernels in /boot",
+        ),
+        ApplianceError::NotAKernel { .. } => unsupported("name a bzImage, like /boot/vmlinuz-VERSION"),
+        ApplianceError::NoProgram { program: "lvm", .. } => unsupported("install lvm2 to read volumes of LVM"),
+        ApplianceError::NoProgram { .. } => {
+            unsupported("install cryptsetup (Debian: cryptsetup-bin) to read volumes that LUKS encrypts")
+        }
         _ => plain(Exit::Error, Kind::Io),
     }
 }

@@ -57,9 +57,31 @@ pub enum GuestFilesError {
         /// The reason.
         source: holdfast_guest_files::Error,
     },
-    /// The reader process does not start.
-    #[error("the reader of file systems does not start")]
-    Launch(#[source] std::io::Error),
+    /// The appliance cannot be made or started.
+    #[error(transparent)]
+    Appliance(holdfast_host::appliance::ApplianceError),
+    /// A volume needs the appliance, which cannot be used.
+    #[error("volume {volume} is read by an appliance only ({reason}), and that cannot be used")]
+    NeedsAppliance {
+        /// The volume.
+        volume: String,
+        /// Why a process cannot read it.
+        reason: String,
+        /// Why there is no appliance.
+        source: Box<GuestFilesError>,
+    },
+    /// The snapshot has more disks than an appliance can have.
+    #[error("the snapshot has more than {limit} disks, which is the most that an appliance can have")]
+    TooManyDisks {
+        /// The bound.
+        limit: usize,
+    },
+    /// There is no passphrase of an encrypted volume.
+    #[error("there is no passphrase of the encrypted volume: {reason}")]
+    Passphrase {
+        /// Why.
+        reason: String,
+    },
 }
 
 fn of_unread(unread: &[String]) -> String {

@@ -85,7 +85,10 @@ impl ApplianceVolumes for GuestDisks {
                 detail: String::new(),
             });
         }
-        let others = self.found.iter().filter(|other| other.identity.is_some() && other.identity == found.identity);
+        let others = self
+            .found
+            .iter()
+            .filter(|other| other.identity.is_some() && other.identity == found.identity);
         mount_volume(&MountRequest {
             device: &found.path,
             content: found.content,
@@ -101,7 +104,10 @@ fn disks(names: &[String]) -> Result<Vec<Leaf>> {
     for _ in 0..DISK_LOOK_COUNT {
         for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
             if let Ok(serial) = fs::read_to_string(entry.path().join("serial")) {
-                devices.insert(serial.trim().to_owned(), entry.file_name().to_string_lossy().into_owned());
+                devices.insert(
+                    serial.trim().to_owned(),
+                    entry.file_name().to_string_lossy().into_owned(),
+                );
             }
         }
         if devices.len() >= names.len() {
@@ -130,7 +136,11 @@ fn partitions(name: &str, device: &str) -> Vec<Leaf> {
     }
     parts.sort();
     if parts.is_empty() {
-        let name = if name.contains('/') { name.to_owned() } else { format!("{name}:whole") };
+        let name = if name.contains('/') {
+            name.to_owned()
+        } else {
+            format!("{name}:whole")
+        };
         return vec![Leaf {
             name,
             device: device.to_owned(),
@@ -167,7 +177,9 @@ impl Search<'_> {
             }) {
                 Ok(opened) => opened,
                 Err(error) => {
-                    self.report.notes.push(format!("{}: {}", leaf.name, holdfast_block::error_text(&error)));
+                    self.report
+                        .notes
+                        .push(format!("{}: {}", leaf.name, holdfast_block::error_text(&error)));
                     continue;
                 }
             };
@@ -229,8 +241,21 @@ impl Search<'_> {
             return Err("encrypted by LUKS, and cryptsetup is not installed".to_owned());
         }
         try_load(&[
-            "dm_mod", "dm_crypt", "dm_integrity", "aesni_intel", "aes_generic", "xts", "cbc", "ecb", "essiv",
-            "sha256_generic", "sha512_generic", "algif_skcipher", "algif_hash", "adiantum", "serpent_generic",
+            "dm_mod",
+            "dm_crypt",
+            "dm_integrity",
+            "aesni_intel",
+            "aes_generic",
+            "xts",
+            "cbc",
+            "ecb",
+            "essiv",
+            "sha256_generic",
+            "sha512_generic",
+            "algif_skcipher",
+            "algif_hash",
+            "adiantum",
+            "serpent_generic",
             "twofish_generic",
         ]);
         let target = format!("opened{}", self.opened_count);
@@ -238,7 +263,17 @@ impl Search<'_> {
         let mut last = String::new();
         for passphrase in &self.request.passphrases {
             let path = path.to_string_lossy();
-            let words = ["open", "--type", "luks", "--disable-locks", "--batch-mode", "--key-file", "-", &path, &target];
+            let words = [
+                "open",
+                "--type",
+                "luks",
+                "--disable-locks",
+                "--batch-mode",
+                "--key-file",
+                "-",
+                &path,
+                &target,
+            ];
             let tools = tools();
             let mut program = tools.start("cryptsetup", &words).map_err(|error| error.to_string())?;
             program.write_input(passphrase).map_err(|error| error.to_string())?;
@@ -264,7 +299,9 @@ impl Search<'_> {
     /// Activates all volume groups; returns their logical volumes.
     fn activate_groups(&mut self) -> Vec<Leaf> {
         if !Path::new("/sbin/lvm").exists() {
-            self.report.notes.push("volume groups are not read: lvm2 is not installed".to_owned());
+            self.report
+                .notes
+                .push("volume groups are not read: lvm2 is not installed".to_owned());
             return Vec::new();
         }
         try_load(&["dm_mod"]);
@@ -285,14 +322,18 @@ impl Search<'_> {
         // Snapshots are not marked as such by the kind of their segments.
         try_load(&["dm_snapshot", "dm_zero"]);
         if let Err(reason) = self.lvm(&["vgchange", "--activate", "y", "--ignoreactivationskip", "--sysinit"]) {
-            self.report.notes.push(format!("not all volumes of LVM can be activated: {reason}"));
+            self.report
+                .notes
+                .push(format!("not all volumes of LVM can be activated: {reason}"));
         }
         let fields = "vg_name,lv_name,lv_kernel_major,lv_kernel_minor,segtype,lv_active";
         let words = ["lvs", "--noheadings", "--separator", "|", "-o", fields];
         let mut leaves = Vec::new();
         for line in self.lvm(&words).unwrap_or_default().lines() {
             let parts: Vec<&str> = line.trim().split('|').collect();
-            let [group, volume, major, minor, kind, active] = parts.as_slice() else { continue };
+            let [group, volume, major, minor, kind, active] = parts.as_slice() else {
+                continue;
+            };
             let name = format!("{group}/{volume}");
             if matches!(*kind, "thin-pool" | "cache-pool" | "vdo-pool") || self.groups.contains(&name) {
                 continue;
@@ -306,7 +347,10 @@ impl Search<'_> {
                         device: kernel_name(&device),
                     });
                 }
-                _ => self.report.notes.push(format!("{name}: the volume cannot be activated")),
+                _ => self
+                    .report
+                    .notes
+                    .push(format!("{name}: the volume cannot be activated")),
             }
         }
         leaves

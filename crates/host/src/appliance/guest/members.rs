@@ -126,7 +126,9 @@ pub(super) fn assemble(members: Vec<MemberDevice>, first: usize, notes: &mut Vec
     for (number, mut group) in groups.into_values().enumerate() {
         // The newest member describes the array.
         group.sort_by_key(|device| std::cmp::Reverse(device.member.event_count));
-        let Some(newest) = group.first().map(|device| device.member.clone()) else { continue };
+        let Some(newest) = group.first().map(|device| device.member.clone()) else {
+            continue;
+        };
         let mut name = format!("md/{}", newest.name);
         if newest.name.is_empty() || arrays.iter().any(|array| array.name == name) {
             name = format!("md/{}", number + first);
@@ -134,7 +136,10 @@ pub(super) fn assemble(members: Vec<MemberDevice>, first: usize, notes: &mut Vec
         let device = format!("md_{}", number + first);
         match assemble_one(&device, &newest, &group) {
             Ok(()) => arrays.push(Array { name, device }),
-            Err(error) => notes.push(format!("{name}: the RAID cannot be started: {error}{}", super::mounted::last_kernel_line())),
+            Err(error) => notes.push(format!(
+                "{name}: the RAID cannot be started: {error}{}",
+                super::mounted::last_kernel_line()
+            )),
         }
     }
     arrays

@@ -40,7 +40,12 @@ fn report(line: &str) {
 }
 
 fn serve() -> io::Result<()> {
-    for (kind, folder) in [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp")] {
+    for (kind, folder) in [
+        ("proc", "/proc"),
+        ("sysfs", "/sys"),
+        ("devtmpfs", "/dev"),
+        ("tmpfs", "/tmp"),
+    ] {
         mount(kind, folder, kind, MountFlags::NOSUID | MountFlags::NOEXEC, None)?;
     }
     for module in ["virtio_pci", "virtio_console", "virtio_blk"] {
@@ -49,7 +54,11 @@ fn serve() -> io::Result<()> {
     let channel = open_channel()?;
     // A panic becomes an answer.
     std::panic::set_hook(Box::new(|panic| report(&panic.to_string())));
-    serve_appliance(Box::new(channel.try_clone()?), Box::new(channel), &mut GuestDisks::default())
+    serve_appliance(
+        Box::new(channel.try_clone()?),
+        Box::new(channel),
+        &mut GuestDisks::default(),
+    )
 }
 
 fn open_channel() -> io::Result<File> {
@@ -68,5 +77,8 @@ fn channel_path() -> Option<PathBuf> {
         let name = fs::read_to_string(port.path().join("name"));
         name.is_ok_and(|name| name.trim() == CHANNEL_NAME)
     });
-    ports.next().map(|port| PathBuf::from("/dev").join(port.file_name())).filter(|path| path.exists())
+    ports
+        .next()
+        .map(|port| PathBuf::from("/dev").join(port.file_name()))
+        .filter(|path| path.exists())
 }

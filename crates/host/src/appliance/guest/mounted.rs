@@ -50,13 +50,7 @@ struct Driver {
 }
 
 fn driver_of(content: Content) -> Option<Driver> {
-    let driver = |name, modules, options| {
-        Some(Driver {
-            name,
-            modules,
-            options,
-        })
-    };
+    let driver = |name, modules, options| Some(Driver { name, modules, options });
     match content {
         Content::Ext2 | Content::Ext3 | Content::Ext4 => driver("ext4", &["ext4"], ""),
         Content::Xfs => driver("xfs", &["xfs"], "nouuid"),
@@ -71,7 +65,11 @@ fn driver_of(content: Content) -> Option<Driver> {
         Content::Erofs => driver("erofs", &["erofs"], ""),
         Content::HfsPlus => driver("hfsplus", &["nls_utf8", "hfsplus"], ""),
         Content::Bcachefs => driver("bcachefs", &["bcachefs"], ""),
-        Content::Fat => driver("vfat", &["nls_cp437", "nls_utf8", "nls_iso8859_1", "nls_ascii", "vfat"], "utf8"),
+        Content::Fat => driver(
+            "vfat",
+            &["nls_cp437", "nls_utf8", "nls_iso8859_1", "nls_ascii", "vfat"],
+            "utf8",
+        ),
         Content::ExFat => driver("exfat", &["nls_utf8", "exfat"], "iocharset=utf8"),
         Content::Ntfs => driver("ntfs3", &["nls_utf8", "ntfs3"], "iocharset=utf8"),
         _ => None,
@@ -89,7 +87,10 @@ pub(super) fn mount_volume(request: &MountRequest<'_>) -> Result<Box<dyn FileSys
     try_load(driver.modules);
     let parts = request.parts.iter().filter(|part| *part != request.device);
     let parts = parts.map(|part| format!("device={}", part.display()));
-    let options = [driver.options.to_owned()].into_iter().chain(parts).filter(|option| !option.is_empty());
+    let options = [driver.options.to_owned()]
+        .into_iter()
+        .chain(parts)
+        .filter(|option| !option.is_empty());
     let options = options.collect::<Vec<_>>().join(",");
     let options = CString::new(options).map_err(|error| unsupported(error.to_string()))?;
     let point = PathBuf::from(format!("/mnt/{}", request.number));
@@ -204,7 +205,9 @@ impl MountedFileSystem {
     }
 
     fn node(&self, node: NodeId) -> Result<u32> {
-        let number = u32::try_from(node.0).ok().filter(|number| to_usize(u64::from(*number)) < self.nodes.len());
+        let number = u32::try_from(node.0)
+            .ok()
+            .filter(|number| to_usize(u64::from(*number)) < self.nodes.len());
         number.ok_or(Error::NotFound)
     }
 
@@ -223,9 +226,14 @@ impl MountedFileSystem {
         }
         while let Some(next) = missing.pop() {
             let node = self.entry(next)?;
-            let above = if node.parent == ROOT { Some(&self.root) } else { self.opened(node.parent) };
+            let above = if node.parent == ROOT {
+                Some(&self.root)
+            } else {
+                self.opened(node.parent)
+            };
             let above = above.ok_or(Error::NotFound)?;
-            let opened = openat(above, OsStr::from_bytes(&node.name), DIRECTORY_FLAGS, Mode::empty()).map_err(failed)?;
+            let opened =
+                openat(above, OsStr::from_bytes(&node.name), DIRECTORY_FLAGS, Mode::empty()).map_err(failed)?;
             if self.directories.len() >= OPEN_COUNT_MAX {
                 self.directories.remove(0);
             }
@@ -242,7 +250,10 @@ impl MountedFileSystem {
     }
 
     fn opened(&self, number: u32) -> Option<&OwnedFd> {
-        self.directories.iter().find(|(other, _)| *other == number).map(|(_, directory)| directory)
+        self.directories
+            .iter()
+            .find(|(other, _)| *other == number)
+            .map(|(_, directory)| directory)
     }
 
     /// Calls `work` with the directory of a node and its name in it.
@@ -255,7 +266,9 @@ impl MountedFileSystem {
     }
 
     fn stat(&mut self, node: NodeId) -> Result<Stat> {
-        self.at(node, |directory, name| statat(directory, name, AtFlags::SYMLINK_NOFOLLOW))
+        self.at(node, |directory, name| {
+            statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+        })
     }
 
     /// Remembers the entries of a directory.
@@ -359,7 +372,11 @@ impl FileSystem for MountedFileSystem {
         let has_size = matches!(kind, FileKind::File | FileKind::Link);
         Ok(Metadata {
             kind,
-            size_bytes: if has_size { u64::try_from(stat.st_size).unwrap_or(0) } else { 0 },
+            size_bytes: if has_size {
+                u64::try_from(stat.st_size).unwrap_or(0)
+            } else {
+                0
+            },
             mode: Some(stat.st_mode & 0o7777),
             uid: Some(stat.st_uid),
             gid: Some(stat.st_gid),
@@ -410,7 +427,10 @@ impl FileSystem for MountedFileSystem {
                 Ok(0) => {
                     return Err(Error::Damaged {
                         what: "file".into(),
-                        detail: format!("it ends at {} and should have {size_bytes} bytes", offset + filled as u64),
+                        detail: format!(
+                            "it ends at {} and should have {size_bytes} bytes",
+                            offset + filled as u64
+                        ),
                     });
                 }
                 Ok(count) => filled += count,
@@ -447,7 +467,11 @@ fn attributes_of(path: &Path) -> rustix::io::Result<Vec<ExtendedAttribute>> {
         spaces.iter().any(|space| name.starts_with(space))
     };
     let names = names.get(..length).unwrap_or_default();
-    for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).filter(is_known) {
+    for name in names
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty())
+        .filter(is_known)
+    {
         let mut value = vec![0; 64 << 10];
         match rustix::fs::lgetxattr(path, name, &mut value[..]) {
             Ok(length) => {

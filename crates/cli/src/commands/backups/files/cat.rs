@@ -1,8 +1,9 @@
 //! `holdfast files cat`: writes a file of a guest to standard output.
 
-use holdfast_engine::{GuestAddress, GuestFilesError, read_guest_file};
+use holdfast_engine::{GuestAddress, GuestFilesError, open_guest_volumes, read_guest_file};
 
-use super::{address_parser, locate};
+use super::address_parser;
+use super::options::ReaderArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -16,6 +17,8 @@ pub(crate) struct FilesCatArgs {
     /// The snapshot (ID, MACHINE, MACHINE@TIME), and the path of a file
     #[arg(value_name = "SNAPSHOT[:DISK][:VOLUME]:/PATH", value_parser = address_parser())]
     address: GuestAddress,
+    #[command(flatten)]
+    readers: ReaderArgs,
 }
 
 impl Verb for FilesCatArgs {
@@ -40,18 +43,20 @@ fn run(args: &FilesCatArgs, context: &Context) -> Result<Exit, Error> {
     context.output().refuse_json("files cat")?;
     let repository = context.open_repository()?;
     let mut stdout = StandardOutput::open(context)?;
-    context.work(1, |job| {
-        if args.address.has_no_path() {
-            return Err(GuestFilesError::NoPath.into());
-        }
-        // A link is followed: its target is what a user wants to read.
-        let mut address = args.address.clone();
-        let mut located = locate(&repository, &address, context, job)?;
-        if located.files.found.metadata.kind == holdfast_guest_files::FileKind::Link {
-            address.path.push(b'/');
-            located = locate(&repository, &address, context, job)?;
-        }
-        stopped_or(read_guest_file(&mut located.files, &mut stdout, job), job).map(drop)
+    args.readers.with(context, |readers| {
+        context.work(1, |job| {
+            if args.address.has_no_path() {
+                return Err(GuestFilesError::NoPath.into());
+            }
+            // A link is followed: its target is what a user wants to read.
+            let mut volumes = open_guest_volumes(&repository, &args.address, context.zone(), readers, job)?;
+            let mut files = volumes.locate(&args.address.path, job)?;
+            if files.found.metadata.kind == holdfast_guest_files::FileKind::Link {
+                let path = [&args.address.path[..], b"/"].concat();
+                files = volumes.locate(&path, job)?;
+            }
+            stopped_or(read_guest_file(&mut files, &mut stdout, job), job).map(drop)
+        })
     })?;
     Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
 }

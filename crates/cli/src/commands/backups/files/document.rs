@@ -2,13 +2,16 @@
 
 use std::borrow::Cow;
 
-use holdfast_engine::{UnreadableFile, WalkedFile};
-use holdfast_guest_files::{FileKind, Volume};
+use holdfast_engine::{GuestVolume, ReaderChoice, UnreadableFile, WalkReport, WalkedFile};
+use holdfast_guest_files::FileKind;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 
+use super::options::reader_word;
 use crate::context::Context;
+use crate::errors::advice_on_device;
+use crate::exit::Exit;
 use crate::output::printable;
 
 /// A volume.
@@ -20,21 +23,25 @@ pub(super) struct VolumeDocument {
     pub(super) label: Option<String>,
     pub(super) size_bytes: u64,
     pub(super) is_readable: bool,
-    /// Why it cannot be read.
+    /// What reads it.
+    pub(super) reader: Option<&'static str>,
+    /// Why it cannot be read, or not by a process.
     pub(super) reason: Option<String>,
 }
 
-impl From<&Volume> for VolumeDocument {
-    fn from(volume: &Volume) -> Self {
-        let reason = volume.unreadable.as_ref().map(|reason| reason.0.clone());
+impl VolumeDocument {
+    pub(super) fn new(found: &GuestVolume, choice: ReaderChoice) -> Self {
+        let volume = &found.volume;
+        let reader = found.reader(choice);
         Self {
             name: volume.name.clone(),
             disks: volume.disks.clone(),
             content: volume.content.name(),
             label: volume.label.clone(),
             size_bytes: volume.size_bytes,
-            is_readable: volume.content.is_readable() && reason.is_none(),
-            reason,
+            is_readable: reader.is_some(),
+            reader: reader.map(reader_word),
+            reason: found.reason(),
         }
     }
 }
@@ -93,6 +100,15 @@ impl From<&UnreadableFile> for FailureDocument {
             path: file.path.clone(),
             reason: file.reason.clone(),
         }
+    }
+}
+
+/// The exit code of a command that walked through files.
+pub(super) fn walk_exit(walked: &WalkReport) -> Exit {
+    match &walked.disk_error {
+        Some(error) => advice_on_device(error).exit,
+        None if walked.unreadable.is_empty() => Exit::Ok,
+        None => Exit::Error,
     }
 }
 

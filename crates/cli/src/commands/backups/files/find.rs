@@ -4,7 +4,8 @@ use holdfast_engine::{GuestAddress, WalkDepth, walk_files};
 use holdfast_policy::Glob;
 use serde::Serialize;
 
-use super::document::{FailureDocument, FileDocument, LineDetail, line, warn_of};
+use super::document::{FailureDocument, FileDocument, LineDetail, line, walk_exit, warn_of};
+use super::options::{ReaderArgs, reader_word};
 use super::{address_parser, locate};
 use crate::args::Example;
 use crate::commands::verb::Verb;
@@ -25,6 +26,8 @@ pub(crate) struct FilesFindArgs {
     /// Show permissions, owners, sizes and times
     #[arg(short = 'l', long)]
     long: bool,
+    #[command(flatten)]
+    readers: ReaderArgs,
 }
 
 impl Verb for FilesFindArgs {
@@ -51,8 +54,11 @@ struct FilesFound {
     machine: String,
     time: String,
     volume: String,
+    reader: &'static str,
     files: Vec<FileDocument>,
     unreadable: Vec<FailureDocument>,
+    #[serde(skip)]
+    exit: Exit,
 }
 
 impl Report for FilesFound {
@@ -61,11 +67,7 @@ impl Report for FilesFound {
     }
 
     fn exit(&self) -> Exit {
-        if self.unreadable.is_empty() {
-            Exit::Ok
-        } else {
-            Exit::Error
-        }
+        self.exit
     }
 
     /// The lines were printed when the files were found.
@@ -78,31 +80,35 @@ fn run(args: &FilesFindArgs, context: &Context) -> Result<Exit, Error> {
     let detail = if args.long { LineDetail::Long } else { LineDetail::Name };
     let mut files = Vec::new();
     let mut printed = Ok(());
-    let (located, unreadable) = context.work(1, |job| {
-        let mut located = locate(&repository, &args.address, context, job)?;
-        let unreadable = walk_files(&mut located.files, WalkDepth::Tree, job, &mut |file| {
-            let name = file.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
-            if args.pattern.matches(&String::from_utf8_lossy(name)) {
-                if is_json {
-                    files.push(FileDocument::from(&file));
-                } else if printed.is_ok() {
-                    printed = context
-                        .output()
-                        .data(line(&file, b"", detail, context.zone()).as_bytes());
+    let (located, walked) = args.readers.with(context, |readers| {
+        context.work(1, |job| {
+            let mut located = locate(&repository, &args.address, readers, context, job)?;
+            let walked = walk_files(&mut located.files, WalkDepth::Tree, job, &mut |file| {
+                let name = file.path.rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+                if args.pattern.matches(&String::from_utf8_lossy(name)) {
+                    if is_json {
+                        files.push(FileDocument::from(&file));
+                    } else if printed.is_ok() {
+                        printed = context
+                            .output()
+                            .data(line(&file, b"", detail, context.zone()).as_bytes());
+                    }
                 }
-            }
-            Ok(())
-        })?;
-        Ok((located, unreadable))
+                Ok(())
+            })?;
+            Ok((located, walked))
+        })
     })?;
     printed?;
-    warn_of(&unreadable, context);
+    warn_of(&walked.unreadable, context);
     context.report(&FilesFound {
         id: located.id,
         machine: located.machine,
         time: located.time,
         volume: located.files.volume,
+        reader: reader_word(located.files.reader),
         files,
-        unreadable: unreadable.iter().map(FailureDocument::from).collect(),
+        unreadable: walked.unreadable.iter().map(FailureDocument::from).collect(),
+        exit: walk_exit(&walked),
     })
 }

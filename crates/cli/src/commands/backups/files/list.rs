@@ -1,10 +1,11 @@
 //! `holdfast files ls`: lists volumes, or the files of a directory.
 
-use holdfast_engine::{GuestAddress, UnreadableFile, WalkDepth, walk_files};
+use holdfast_engine::{GuestAddress, WalkDepth, WalkReport, open_guest_volumes, walk_files};
 use serde::Serialize;
 
-use super::document::{FailureDocument, FileDocument, LineDetail, VolumeDocument, line, warn_of};
-use super::{Located, address_parser, locate, open_volumes};
+use super::document::{FailureDocument, FileDocument, LineDetail, VolumeDocument, line, walk_exit, warn_of};
+use super::options::{ReaderArgs, reader_word};
+use super::{Located, address_parser, locate};
 use crate::args::Example;
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -25,6 +26,8 @@ pub(crate) struct FilesListArgs {
     /// List everything below the directory
     #[arg(short = 'R', long)]
     recursive: bool,
+    #[command(flatten)]
+    readers: ReaderArgs,
 }
 
 impl Verb for FilesListArgs {
@@ -67,8 +70,12 @@ struct FilesListed {
     volumes: Option<Vec<VolumeDocument>>,
     /// The volume with the path.
     volume: Option<String>,
+    /// What read it.
+    reader: Option<&'static str>,
     files: Option<Vec<FileDocument>>,
     unreadable: Vec<FailureDocument>,
+    #[serde(skip)]
+    exit: Exit,
 }
 
 impl Report for FilesListed {
@@ -77,11 +84,7 @@ impl Report for FilesListed {
     }
 
     fn exit(&self) -> Exit {
-        if self.unreadable.is_empty() {
-            Exit::Ok
-        } else {
-            Exit::Error
-        }
+        self.exit
     }
 
     fn human(&self, page: &mut Page) {
@@ -94,10 +97,11 @@ impl Report for FilesListed {
             Column::text("READABLE"),
         ]);
         for volume in self.volumes.iter().flatten() {
-            let readable = match &volume.reason {
-                Some(reason) => format!("no: {reason}"),
-                None if volume.is_readable => "yes".to_owned(),
-                None => "no".to_owned(),
+            let readable = match (volume.reader, &volume.reason) {
+                (Some("appliance"), _) => "by the appliance".to_owned(),
+                (Some(_), _) => "yes".to_owned(),
+                (None, Some(reason)) => format!("no: {reason}"),
+                (None, None) => "no".to_owned(),
             };
             table.row([
                 volume.name.clone(),
@@ -115,25 +119,35 @@ impl Report for FilesListed {
 /// Lists the volumes of an address; none if it names the root directory of a volume.
 fn list_volumes(args: &FilesListArgs, context: &Context) -> Result<Option<Exit>, Error> {
     let repository = context.open_repository()?;
-    let report = context.work(1, |job| {
-        let volumes = open_volumes(&repository, &args.address, context, job)?;
-        if volumes.has_volume() && !args.address.path.is_empty() {
-            return Ok(None);
-        }
-        // A name that no volume has is an error.
-        if volumes.has_volume() && volumes.volumes().is_empty() {
-            volumes.locate(b"/", job)?;
-        }
-        let snapshot = volumes.snapshot();
-        Ok(Some(FilesListed {
-            id: snapshot.id.to_string(),
-            machine: snapshot.machine.clone(),
-            time: holdfast_engine::time_of(snapshot).to_string(),
-            volumes: Some(volumes.volumes().into_iter().map(VolumeDocument::from).collect()),
-            volume: None,
-            files: None,
-            unreadable: Vec::new(),
-        }))
+    let report = args.readers.with(context, |readers| {
+        context.work(1, |job| {
+            let mut volumes = open_guest_volumes(&repository, &args.address, context.zone(), readers, job)?;
+            if volumes.has_volume() && !args.address.path.is_empty() {
+                return Ok(None);
+            }
+            // A name that no volume has is an error.
+            if volumes.has_volume() && volumes.volumes().is_empty() {
+                volumes.locate(b"/", job)?;
+            }
+            volumes.look_into_arrays(job)?;
+            let snapshot = volumes.snapshot();
+            let listed = volumes.volumes().into_iter();
+            Ok(Some(FilesListed {
+                id: snapshot.id.to_string(),
+                machine: snapshot.machine.clone(),
+                time: holdfast_engine::time_of(snapshot).to_string(),
+                volumes: Some(
+                    listed
+                        .map(|volume| VolumeDocument::new(volume, readers.choice))
+                        .collect(),
+                ),
+                volume: None,
+                reader: None,
+                files: None,
+                unreadable: Vec::new(),
+                exit: Exit::Ok,
+            }))
+        })
     })?;
     report.map(|report| context.report(&report)).transpose()
 }
@@ -145,7 +159,7 @@ fn list_files(args: &FilesListArgs, context: &Context) -> Result<Exit, Error> {
         WalkDepth::Entries
     };
     let detail = if args.long { LineDetail::Long } else { LineDetail::Name };
-    show_files(&args.address, context, depth, &mut |located, files| {
+    show_files(args, context, depth, &mut |located, files| {
         if files == Shown::Document {
             return None;
         }
@@ -184,7 +198,7 @@ type LineOf = Box<dyn Fn(&holdfast_engine::WalkedFile) -> String>;
 
 /// Walks the files of an address: each becomes a line at once, or an entry of the document.
 fn show_files(
-    address: &GuestAddress,
+    args: &FilesListArgs,
     context: &Context,
     depth: WalkDepth,
     lines: &mut dyn FnMut(&Located, Shown) -> Option<LineOf>,
@@ -194,34 +208,35 @@ fn show_files(
     let shown = if is_json { Shown::Document } else { Shown::Lines };
     let mut documents = Vec::new();
     let mut printed = Ok(());
-    let (mut located, unreadable) = context.work(1, |job| {
-        let mut located = locate(&repository, address, context, job)?;
-        let line_of = lines(&located, shown);
-        let unreadable = walk_files(&mut located.files, depth, job, &mut |file| {
-            match &line_of {
-                None => documents.push(FileDocument::from(&file)),
-                Some(line_of) if printed.is_ok() => printed = context.output().data(line_of(&file).as_bytes()),
-                Some(_) => {}
-            }
-            Ok(())
-        })?;
-        Ok((located, unreadable))
+    let (mut located, walked) = args.readers.with(context, |readers| {
+        context.work(1, |job| {
+            let mut located = locate(&repository, &args.address, readers, context, job)?;
+            let line_of = lines(&located, shown);
+            let walked = walk_files(&mut located.files, depth, job, &mut |file| {
+                match &line_of {
+                    None => documents.push(FileDocument::from(&file)),
+                    Some(line_of) if printed.is_ok() => printed = context.output().data(line_of(&file).as_bytes()),
+                    Some(_) => {}
+                }
+                Ok(())
+            })?;
+            Ok((located, walked))
+        })
     })?;
     printed?;
-    finish(context, &mut located, documents, &unreadable, shown)
+    finish(context, &mut located, documents, &walked, shown)
 }
 
 fn finish(
     context: &Context,
     located: &mut Located,
     documents: Vec<FileDocument>,
-    unreadable: &[UnreadableFile],
+    walked: &WalkReport,
     shown: Shown,
 ) -> Result<Exit, Error> {
-    warn_of(unreadable, context);
+    warn_of(&walked.unreadable, context);
     if shown == Shown::Lines {
-        let exit = if unreadable.is_empty() { Exit::Ok } else { Exit::Error };
-        return Ok(exit.with_warning_count(context.console().warnings().len()));
+        return Ok(walk_exit(walked).with_warning_count(context.console().warnings().len()));
     }
     context.report(&FilesListed {
         id: located.id.clone(),
@@ -229,7 +244,9 @@ fn finish(
         time: located.time.clone(),
         volumes: None,
         volume: Some(located.files.volume.clone()),
+        reader: Some(reader_word(located.files.reader)),
         files: Some(documents),
-        unreadable: unreadable.iter().map(FailureDocument::from).collect(),
+        unreadable: walked.unreadable.iter().map(FailureDocument::from).collect(),
+        exit: walk_exit(walked),
     })
 }

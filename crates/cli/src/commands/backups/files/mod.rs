@@ -4,11 +4,13 @@ mod cat;
 mod document;
 mod find;
 mod list;
+pub(super) mod machine;
+mod options;
 pub(super) mod reader;
 mod restore;
 
 use clap::builder::TypedValueParser;
-use holdfast_engine::{GuestAddress, GuestVolumes, Job, LocatedFiles, open_guest_volumes};
+use holdfast_engine::{GuestAddress, Job, LocatedFiles, ReaderOptions, open_guest_volumes};
 use holdfast_repo::Repository;
 
 use crate::args::{Example, VerbEntry};
@@ -60,24 +62,15 @@ fn address_parser() -> impl TypedValueParser<Value = GuestAddress> {
     clap::builder::OsStringValueParser::new().try_map(|text| GuestAddress::parse(&text))
 }
 
-/// The volumes that an address selects. Their file systems are read by other processes.
-fn open_volumes(
-    repository: &Repository,
-    address: &GuestAddress,
-    context: &Context,
-    job: Job<'_>,
-) -> holdfast_engine::Result<GuestVolumes<'static>> {
-    open_guest_volumes(repository, address, context.zone(), &reader::launch, job)
-}
-
 /// The file or directory that an address names.
 fn locate(
     repository: &Repository,
     address: &GuestAddress,
+    readers: &ReaderOptions<'_>,
     context: &Context,
     job: Job<'_>,
 ) -> holdfast_engine::Result<Located> {
-    let volumes = open_volumes(repository, address, context, job)?;
+    let mut volumes = open_guest_volumes(repository, address, context.zone(), readers, job)?;
     let files = volumes.locate(&address.path, job)?;
     let snapshot = volumes.snapshot();
     Ok(Located {

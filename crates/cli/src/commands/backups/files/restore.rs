@@ -8,6 +8,7 @@ use holdfast_engine::{
 use serde::Serialize;
 
 use super::document::{FailureDocument, warn_of};
+use super::options::{ReaderArgs, reader_word};
 use super::{Located, address_parser, locate};
 use crate::args::{Example, Switch as _};
 use crate::commands::verb::Verb;
@@ -32,6 +33,8 @@ pub(crate) struct FilesRestoreArgs {
     /// Show how much would be restored; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    readers: ReaderArgs,
 }
 
 impl Verb for FilesRestoreArgs {
@@ -63,12 +66,19 @@ struct FilesTakenOut {
     machine: String,
     time: String,
     volume: String,
+    reader: &'static str,
     target: String,
     file_count: u64,
     directory_count: u64,
     link_count: u64,
+    /// Further names of restored files.
+    hard_link_count: u64,
     /// Devices, pipes and sockets, which are skipped.
     special_count: u64,
+    /// Extended attributes that only root may set.
+    skipped_attribute_count: u64,
+    /// Extended attributes that the target does not take.
+    failed_attribute_count: u64,
     size_bytes: u64,
     failure_count: u64,
     /// The first files that were not restored.
@@ -85,11 +95,15 @@ impl FilesTakenOut {
             machine: located.machine,
             time: located.time,
             volume: located.files.volume,
+            reader: reader_word(located.files.reader),
             target: args.folder.display().to_string(),
             file_count: restored.file_count,
             directory_count: restored.directory_count,
             link_count: restored.link_count,
+            hard_link_count: restored.hard_link_count,
             special_count: restored.special_count,
+            skipped_attribute_count: restored.skipped_attribute_count,
+            failed_attribute_count: restored.failed_attribute_count,
             size_bytes: restored.bytes,
             failure_count: restored.failure_count,
             failures: restored.failures.iter().map(FailureDocument::from).collect(),
@@ -128,6 +142,12 @@ impl Report for FilesTakenOut {
             units::bytes(self.size_bytes),
             self.target
         ));
+        if self.hard_link_count > 0 {
+            page.line(&format!(
+                "linked: {}",
+                units::counted(self.hard_link_count, "further name of a file", "further names of files")
+            ));
+        }
         if self.special_count > 0 {
             page.line(&format!(
                 "skipped: {}",
@@ -158,17 +178,39 @@ fn run(args: &FilesRestoreArgs, context: &Context) -> Result<Exit, Error> {
         },
         execution: args.dry_run.execution(),
     };
-    let (located, restored) = context.work(1, |job| {
-        if args.address.path.is_empty() {
-            return Err(GuestFilesError::NoPath.into());
-        }
-        let mut located = locate(&repository, &args.address, context, job)?;
-        let restored = restore_tree(&mut located.files, &request, job)?;
-        Ok((located, restored))
+    let (located, restored) = args.readers.with(context, |readers| {
+        context.work(1, |job| {
+            if args.address.path.is_empty() {
+                return Err(GuestFilesError::NoPath.into());
+            }
+            let mut located = locate(&repository, &args.address, readers, context, job)?;
+            let restored = restore_tree(&mut located.files, &request, job)?;
+            Ok((located, restored))
+        })
     })?;
     warn_of(&restored.failures, context);
     if request.execution == Execution::Execute && restored.special_count > 0 {
         context.console().note("devices, pipes and sockets are not restored");
+    }
+    if restored.skipped_attribute_count > 0 {
+        context.console().note(&format!(
+            "{} not restored: only root may set them, or they hold for the guest's kernel only",
+            units::counted(
+                restored.skipped_attribute_count,
+                "extended attribute is",
+                "extended attributes are"
+            )
+        ));
+    }
+    if let Some(first) = &restored.failed_attribute {
+        context.console().warning(&format!(
+            "{} not restored, which the target refused: {first}",
+            units::counted(
+                restored.failed_attribute_count,
+                "extended attribute is",
+                "extended attributes are"
+            )
+        ));
     }
     context.report(&FilesTakenOut::new(located, &restored, args))
 }
