@@ -33,9 +33,9 @@ const MEMORY_BYTES: u64 = 512 << 20;
 /// Memory for LUKS, which wants up to 1 GiB to derive a key from a passphrase.
 const MEMORY_BYTES_FOR_LUKS: u64 = 2304 << 20;
 /// Seconds without an answer and without a read of a disk.
-const IDLE_SECONDS_MAX: u64 = 60;
+const IDLE_SECONDS_MAX: u64 = 180;
 /// The derivation of a key reads nothing, and is slow in emulation.
-const IDLE_SECONDS_MAX_FOR_LUKS: u64 = 300;
+const IDLE_SECONDS_MAX_FOR_LUKS: u64 = 600;
 /// Seconds without an answer.
 const ANSWER_SECONDS_MAX: u64 = 900;
 

@@ -261,11 +261,20 @@ fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
+/// Whether the processor is not itself one of a virtual machine. There KVM can exist and hang, or be slower than
+/// emulation.
+fn has_own_processor() -> bool {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let mut flags = text.lines().filter(|line| line.starts_with("flags"));
+    flags.next().is_some_and(|line| !line.split_whitespace().any(|flag| flag == "hypervisor"))
+}
+
 /// The command line of QEMU. The files are the kernel, the initrd, the channel and the disks.
 fn qemu_words(qemu: &str, memory_bytes: u64, disk_count: usize) -> Vec<String> {
     let file = |number: usize| format!("{FILE_MARK}{number}@");
     let kernel = format!(
-        "console=ttyS0 quiet loglevel=3 panic=-1 oops=panic random.trust_cpu=on mitigations=off nokaslr \
+        "console=ttyS0 quiet loglevel=3 panic=-1 oops=panic edd=off no_timer_check tsc=reliable \
+         random.trust_cpu=on mitigations=off nokaslr \
          DM_DISABLE_UDEV=1 LVM_SUPPRESS_FD_WARNINGS=1 -- {APPLIANCE_INIT}"
     );
     let mut words: Vec<String> = vec![qemu.to_owned()];
@@ -274,7 +283,7 @@ fn qemu_words(qemu: &str, memory_bytes: u64, disk_count: usize) -> Vec<String> {
         "-machine",
         "q35,usb=off,vmport=off,smbus=off,sata=off,graphics=off".to_owned(),
     );
-    if File::options().read(true).write(true).open("/dev/kvm").is_ok() {
+    if has_own_processor() && File::options().read(true).write(true).open("/dev/kvm").is_ok() {
         add("-accel", "kvm".to_owned());
     }
     add("-accel", "tcg,tb-size=64".to_owned());
