@@ -40,9 +40,9 @@ pub fn main() -> ExitCode {
     run(&words, Environment::of_process(), requests).into()
 }
 
-/// Whether this is the first process of an appliance, whose kernel started it.
+/// Whether this is the first process of an appliance. Its kernel also passes the options that it does not know.
 fn is_appliance() -> bool {
-    std::process::id() == 1 && std::env::args_os().nth(1).is_some_and(|word| word == APPLIANCE_INIT)
+    std::process::id() == 1 && std::env::args_os().skip(1).any(|word| word == APPLIANCE_INIT)
 }
 
 /// Protects the secrets of the process (passwords and keys): it writes no core dump and cannot be traced by programs of

@@ -171,7 +171,11 @@ impl StartedAppliance {
         };
         let report = appliance
             .scan(&request)
-            .map_err(|error| super::open::read_error("appliance", watch.cause(error)))?;
+            .map_err(|error| GuestFilesError::Read {
+                volume: "appliance".to_owned(),
+                path: String::new(),
+                source: watch.cause(error),
+            })?;
         Ok(Self {
             appliance,
             report,

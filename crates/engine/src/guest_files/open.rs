@@ -181,7 +181,7 @@ pub fn open_guest_volumes<'a>(
     Ok(volumes)
 }
 
-pub(super) fn read_error(volume: &str, source: holdfast_guest_files::Error) -> Error {
+fn read_error(volume: &str, source: holdfast_guest_files::Error) -> Error {
     GuestFilesError::Read {
         volume: volume.to_owned(),
         path: String::new(),

@@ -5,7 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use holdfast_block::{BlockDevice, Fault, FaultRule, FaultyDevice, FileDevice, IoMode, RequestKind};
-use holdfast_guest_files::protocol::{ReaderProcess, RemoteFileSystem, serve};
+use holdfast_guest_files::protocol::{
+    Appliance, ApplianceVolume, ApplianceVolumes, ReaderProcess, RemoteFileSystem, ScanReport, ScanRequest, serve,
+    serve_appliance,
+};
 use holdfast_guest_files::{Content, Error, FileSystem};
 
 use crate::compare::{Attributes, assert_same};
@@ -96,4 +99,58 @@ fn a_reader_that_ends_or_lies_is_an_error() {
             "{answer:?}"
         );
     }
+}
+
+/// Volumes in place of those of an appliance: each is the same file system.
+struct Volumes(Place);
+
+impl ApplianceVolumes for Volumes {
+    fn scan(&mut self, request: &ScanRequest) -> holdfast_guest_files::Result<ScanReport> {
+        let volumes = request.disks.iter().map(|disk| ApplianceVolume {
+            name: format!("{disk}:whole"),
+            content: Content::Ext4,
+            label: None,
+            size_bytes: 64 << 20,
+            problem: None,
+        });
+        Ok(ScanReport {
+            volumes: volumes.collect(),
+            notes: vec![format!("{} passphrases", request.passphrases.len())],
+        })
+    }
+
+    fn mount(&mut self, volume: u32) -> holdfast_guest_files::Result<Box<dyn FileSystem>> {
+        if volume > 1 {
+            return Err(Error::NotFound);
+        }
+        Ok(self.0.open())
+    }
+}
+
+#[test]
+fn volumes_of_an_appliance_share_its_connection() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let place = image();
+    let source = place.path("source");
+    let ended = std::thread::spawn(move || {
+        let input = Box::new(theirs.try_clone().unwrap());
+        serve_appliance(input, Box::new(theirs), &mut Volumes(place)).unwrap();
+    });
+    let appliance = Appliance::new(Box::new(Connection(ours)));
+    let request = ScanRequest {
+        disks: vec!["vda".to_owned(), "vdb".to_owned()],
+        passphrases: vec![b"one".to_vec()],
+    };
+    let report = appliance.scan(&request).unwrap();
+    let names: Vec<&str> = report.volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!((names, &report.notes[..]), (vec!["vda:whole", "vdb:whole"], &["1 passphrases".to_owned()][..]));
+    assert!(matches!(appliance.mount(2), Err(Error::NotFound)));
+    let mut first = appliance.mount(0).unwrap();
+    let mut second = appliance.mount(1).unwrap();
+    let root = first.root();
+    assert_eq!(first.metadata(root).unwrap(), second.metadata(root).unwrap());
+    assert!(first.attributes(root).unwrap().is_empty());
+    assert_same(&mut first, &source, Attributes::None, &["lost+found"]);
+    drop((first, second, appliance));
+    ended.join().unwrap();
 }
