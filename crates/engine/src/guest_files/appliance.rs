@@ -169,13 +169,11 @@ impl StartedAppliance {
             disks: disks.iter().map(|disk| disk.name.clone()).collect(),
             passphrases,
         };
-        let report = appliance
-            .scan(&request)
-            .map_err(|error| GuestFilesError::Read {
-                volume: "appliance".to_owned(),
-                path: String::new(),
-                source: watch.cause(error),
-            })?;
+        let report = appliance.scan(&request).map_err(|error| GuestFilesError::Read {
+            volume: "appliance".to_owned(),
+            path: String::new(),
+            source: watch.cause(error),
+        })?;
         Ok(Self {
             appliance,
             report,

@@ -143,7 +143,10 @@ fn volumes_of_an_appliance_share_its_connection() {
     };
     let report = appliance.scan(&request).unwrap();
     let names: Vec<&str> = report.volumes.iter().map(|volume| volume.name.as_str()).collect();
-    assert_eq!((names, &report.notes[..]), (vec!["vda:whole", "vdb:whole"], &["1 passphrases".to_owned()][..]));
+    assert_eq!(
+        (names, &report.notes[..]),
+        (vec!["vda:whole", "vdb:whole"], &["1 passphrases".to_owned()][..])
+    );
     assert!(matches!(appliance.mount(2), Err(Error::NotFound)));
     let mut first = appliance.mount(0).unwrap();
     let mut second = appliance.mount(1).unwrap();

@@ -266,7 +266,9 @@ fn in_memory(bytes: &[u8]) -> io::Result<OwnedFd> {
 fn has_own_processor() -> bool {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let mut flags = text.lines().filter(|line| line.starts_with("flags"));
-    flags.next().is_some_and(|line| !line.split_whitespace().any(|flag| flag == "hypervisor"))
+    flags
+        .next()
+        .is_some_and(|line| !line.split_whitespace().any(|flag| flag == "hypervisor"))
 }
 
 /// The command line of QEMU. The files are the kernel, the initrd, the channel and the disks.
