@@ -309,7 +309,10 @@ impl Search<'_> {
         for kind in self.lvm(&list).unwrap_or_default().lines() {
             match kind.trim() {
                 kind if kind.starts_with("thin") => try_load(&["dm_thin_pool"]),
-                kind if kind.starts_with("raid") => try_load(&["dm_raid"]),
+                kind if kind.starts_with("raid") => {
+                    // The kernel would ask for the module of a level by a program that is not here.
+                    try_load(&["raid0", "raid1", "raid10", "raid456", "dm_raid"]);
+                }
                 kind if kind.starts_with("cache") => try_load(&["dm_cache", "dm_cache_smq"]),
                 kind if kind.starts_with("vdo") => try_load(&["dm_vdo", "kvdo"]),
                 "mirror" => try_load(&["dm_mirror"]),
