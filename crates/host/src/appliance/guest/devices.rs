@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::ops::Range;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -281,7 +281,12 @@ impl Search<'_> {
             let (ended, _) = ended.map_err(|error| error.to_string())?;
             if ended.is_success() {
                 self.opened_count += 1;
-                let device = fs::canonicalize(Path::new("/dev/mapper").join(&target));
+                // Without udev the node below /dev/mapper is no link to the device.
+                let node = fs::metadata(Path::new("/dev/mapper").join(&target)).map(|node| node.rdev());
+                let device = node.and_then(|number| {
+                    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+                    fs::canonicalize(format!("/sys/dev/block/{major}:{minor}"))
+                });
                 let device = device.map_err(|error| format!("opened by LUKS, and has no device: {error}"))?;
                 return Ok(Leaf {
                     name: leaf.name.clone(),
