@@ -24,6 +24,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "formats",
             "chain",
             "operations",
+            "live",
             "hostile",
         ],
     ),
