@@ -12,6 +12,7 @@
 //! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`serve_targets`], [`mount()`])
 //! - `guest_files`: files inside the guests' file systems, from a snapshot ([`open_guest_volumes`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
+//! - `container`: containers with their file systems and snapshots ([`create_container`], [`ContainerMount`], [`take_snapshot`])
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
@@ -19,6 +20,7 @@
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
 
 mod capture;
+mod container;
 mod doctor;
 mod exchange;
 mod files;
@@ -50,6 +52,13 @@ pub use capture::xen::{
     XenBackupRequest, XenChange, XenDiskReport, XenReading, XenTransfer, back_up_xen, plan_xen_backup,
 };
 pub use capture::{CaptureOptions, MachineBackupReport};
+pub use container::{
+    Consistency, ContainerMount, ContainerMountRequest, ContainerPlace, ContainerState, ContainerTraffic,
+    ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind, Growth, MountedDisk,
+    MountedSnapshot, SnapshotDeletion, SnapshotRequest, SnapshotState, TakenSnapshot, UnmountedContainer,
+    container_state, create_container, delete_snapshots, fold_layers, grow_container, plan_container_switch,
+    serve_container, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
+};
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
     FindingKind, FindingState, Outcome, Repair, doctor,
@@ -100,8 +109,8 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal, ResolveError,
-    ScratchOverrun, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal,
+    ResolveError, ScratchOverrun, ServerFailure, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

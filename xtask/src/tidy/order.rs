@@ -65,6 +65,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "restore",
             "guest_files",
             "host_snapshot",
+            "container",
             "capture",
             "exchange",
             "template",

@@ -2,6 +2,7 @@
 //!
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
+mod containers;
 mod exchange;
 mod guest_files;
 mod images;

@@ -82,16 +82,30 @@ impl LiveChain {
 }
 
 impl PreparedSnapshot<'_> {
+    /// Adds a fact to the snapshot.
+    pub fn note(&mut self, key: &str, value: &str) {
+        self.new.properties.insert(key.to_owned(), value.to_owned());
+    }
+
     /// Takes the snapshot: everything written until now is in it, everything written later is not. Returns its id.
     ///
     /// Requests wait meanwhile.
     ///
     /// # Errors
     /// The old top cannot be flushed, or the tree cannot be stored. The chain is then unchanged, or refuses writes.
-    pub fn commit(mut self) -> Result<ImageId> {
+    pub fn commit(self) -> Result<ImageId> {
+        self.commit_then(|| {})
+    }
+
+    /// Like [`commit`](Self::commit), and calls `thaw` as soon as the snapshot is taken, or has failed.
+    ///
+    /// # Errors
+    /// Those of [`commit`](Self::commit).
+    pub fn commit_then(mut self, thaw: impl FnOnce()) -> Result<ImageId> {
         let chain = self.chain;
         let file = self.file.take().expect("only a commit takes the file");
         let taken = self.exchange_top(&file);
+        thaw();
         if taken.is_err() {
             self.file = Some(file);
         }

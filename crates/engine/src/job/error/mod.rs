@@ -2,6 +2,7 @@
 
 mod choice;
 mod clone;
+mod container;
 mod exchange;
 mod exchanged;
 mod from;
@@ -23,6 +24,7 @@ use holdfast_image::Format;
 use super::{Interrupted, NameError};
 pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
+pub use container::{ContainerError, ServerFailure};
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;
 pub use guest_files::GuestFilesError;
@@ -61,6 +63,9 @@ pub enum Error {
     /// A backup of a machine of XenServer or XCP-ng.
     #[error(transparent)]
     Xen(Box<crate::XenBackupError>),
+    /// A container.
+    #[error(transparent)]
+    Container(Box<crate::ContainerError>),
     /// Files inside the guests' file systems.
     #[error(transparent)]
     GuestFiles(Box<crate::GuestFilesError>),
@@ -481,18 +486,4 @@ pub enum Error {
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
-}
-
-impl Error {
-    /// Adds the path of the file to an error of a device: devices do not know their path.
-    pub(crate) fn on(self, path: &std::path::Path) -> Self {
-        match self {
-            Self::Device(source @ holdfast_block::Error::Io { .. })
-            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
-                path: path.to_owned(),
-                source,
-            },
-            other => other,
-        }
-    }
 }

@@ -20,10 +20,11 @@ use holdfast_serve::fuse::{Directory, FileAccess, FileTree, FuseServer, MountEve
 pub use self::image::{ImageMount, MountedImage};
 pub use self::snapshots::{MountContent, MountRequest, MountedContent, mount};
 pub use self::writable::{ImageWorkerRequest, WorkerLauncher, WritableImageMount, serve_writable_image};
+pub(crate) use self::writable::{MountUser, Supervision, WorkerFiles, WritableContent, serve_as_worker};
 use crate::job::{Error, Job, Result};
 
 /// The interval between two checks for the end of the mount.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long pending reads may take after the file system is unmounted.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -70,7 +71,7 @@ impl MountPlace {
 }
 
 /// Files belong to the user who mounts them.
-fn owner_of_process() -> Owner {
+pub(crate) fn owner_of_process() -> Owner {
     Owner {
         user: rustix::process::geteuid().as_raw(),
         group: rustix::process::getegid().as_raw(),

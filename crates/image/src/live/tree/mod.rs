@@ -245,7 +245,7 @@ impl ContainerTree {
     }
 
     /// Whether a layer is that of a deleted snapshot.
-    pub(crate) fn is_hidden(&self, id: ImageId) -> bool {
+    pub fn is_hidden(&self, id: ImageId) -> bool {
         self.snapshots.get(&id).is_some_and(|entry| entry.is_hidden)
     }
 
@@ -279,16 +279,11 @@ impl ContainerTree {
                 detail: format!("several snapshots begin with {name}; give more of the id"),
             }),
             (None, _) => Err(Error::NotFound {
-                image: self.label(),
+                image: "the container".to_owned(),
                 what: "snapshot",
                 name: name.to_owned(),
             }),
         }
-    }
-
-    /// How errors name the container: by its id, since a tree does not know its folder.
-    fn label(&self) -> String {
-        format!("the container {}", self.id)
     }
 
     /// The name of a snapshot for users.
