@@ -53,11 +53,13 @@ pub use capture::xen::{
 };
 pub use capture::{CaptureOptions, MachineBackupReport};
 pub use container::{
-    Consistency, ContainerMount, ContainerMountRequest, ContainerPlace, ContainerState, ContainerTraffic,
-    ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind, Growth, MountedDisk,
-    MountedSnapshot, SnapshotDeletion, SnapshotRequest, SnapshotState, TakenSnapshot, UnmountedContainer,
-    container_state, create_container, delete_snapshots, fold_layers, grow_container, plan_container_switch,
-    serve_container, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
+    Consistency, ContainerMount, ContainerMountRequest, ContainerMounter, ContainerPlace, ContainerState,
+    ContainerTraffic, ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind,
+    FreezerLauncher, Growth, MountedDisk, MountedSnapshot, ServeUntil, SnapshotDeletion, SnapshotRequest,
+    SnapshotServeRequest, SnapshotState, TakenSnapshot, UnmountedContainer, container_state, create_container,
+    delete_snapshots, fold_layers, grow_container, mount_snapshot, plan_container_switch, serve_container,
+    serve_freezer, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
+    wait_for_unmount,
 };
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,

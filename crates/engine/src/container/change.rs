@@ -338,24 +338,23 @@ pub struct ContainerTraffic {
 /// It is damaged.
 pub fn container_state(place: &ContainerPlace) -> Result<ContainerState> {
     let on = |error: holdfast_image::Error| Error::from(error).on(&place.folder);
-    let traffic = match ControlClient::connect(place)? {
-        None => None,
-        Some(mut client) => match client.request(ControlRequest::Status {})? {
-            ControlResult::Status {
-                read_count,
-                read_bytes,
-                write_count,
-                write_bytes,
-                flush_count,
-            } => Some(ContainerTraffic {
-                read_count,
-                read_bytes,
-                write_count,
-                write_bytes,
-                flush_count,
-            }),
-            _ => None,
-        },
+    // The server may be ending.
+    let asked = ControlClient::connect(place)?.map(|mut client| client.request(ControlRequest::Status {}));
+    let traffic = match asked {
+        Some(Ok(ControlResult::Status {
+            read_count,
+            read_bytes,
+            write_count,
+            write_bytes,
+            flush_count,
+        })) => Some(ContainerTraffic {
+            read_count,
+            read_bytes,
+            write_count,
+            write_bytes,
+            flush_count,
+        }),
+        _ => None,
     };
     Ok(ContainerState {
         chain: ChainStatus::load(&place.folder).map_err(on)?,

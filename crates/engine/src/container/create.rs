@@ -3,16 +3,14 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use holdfast_block::BlockDeviceMut as _;
 use holdfast_host::Tools;
-use holdfast_host::fuse_mount::MountAccess;
 use holdfast_image::{ContainerLock, Format, LiveChain, LiveOptions, NewContainer};
-use holdfast_serve::fuse::MountEvents;
 
-use super::attach::{FileSystemKind, find_file_system};
-use super::temporary::ServedDisk;
+use super::attach::FileSystemKind;
+use super::place::{ContainerPlace, DISK_FILE};
+use super::serve::{ContainerMounter, MountedDisk, unmount_container};
+use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
 
 /// A container to create.
@@ -31,8 +29,8 @@ pub struct CreateContainerRequest<'a> {
     pub runtime: PathBuf,
     /// Runs the programs of file systems.
     pub tools: &'a dyn Tools,
-    /// Receives errors of reads and writes.
-    pub events: Arc<dyn MountEvents>,
+    /// Mounts the container.
+    pub mount: &'a ContainerMounter<'a>,
 }
 
 /// The result of [`create_container`].
@@ -64,7 +62,7 @@ pub fn create_container(
         source,
     };
     if folder.symlink_metadata().is_ok() {
-        return Err(failed("create", std::io::ErrorKind::AlreadyExists.into()));
+        return Err(ContainerError::Exists { folder: folder.clone() }.into());
     }
     let partial = partial_of(folder);
     // What a killed process has left.
@@ -118,18 +116,60 @@ fn create_at(
     let Some(kind) = request.file_system else {
         return Ok(());
     };
-    let lock = ContainerLock::take(folder).map_err(on)?;
-    let chain = Arc::new(LiveChain::open(folder, LiveOptions::default()).map_err(on)?);
-    let disk = ServedDisk::writable(&request.runtime, Arc::clone(&chain) as _, Arc::clone(&request.events))?;
-    kind.make(&disk.file(), request.tools)?;
+    let place = ContainerPlace::find(folder, &request.runtime)?;
+    let mounted = TemporaryMount::new(&place, request, job)?;
+    mounted.with(MountedDisk::File, |point| {
+        kind.make(&point.join(DISK_FILE), request.tools)
+    })?;
     if let Some(fill) = fill {
-        let found = find_file_system(Arc::clone(&chain) as _, folder)?;
-        let facts = disk.with_file_system(found, MountAccess::Writable, fill)?;
+        let facts = mounted.with(MountedDisk::FileSystem, fill)?;
         properties.extend(facts);
+        let lock = ContainerLock::take(folder).map_err(on)?;
+        let chain = LiveChain::open(folder, LiveOptions::default()).map_err(on)?;
+        chain.set_properties(properties).map_err(on)?;
+        drop((chain, lock));
     }
-    disk.end(job)?;
-    chain.flush()?;
-    chain.set_properties(properties).map_err(on)?;
-    drop(lock);
     Ok(())
+}
+
+/// Mounts a container in a folder of this process alone.
+struct TemporaryMount<'a> {
+    place: &'a ContainerPlace,
+    mount: &'a ContainerMounter<'a>,
+    job: Job<'a>,
+    folder: tempfile::TempDir,
+}
+
+impl<'a> TemporaryMount<'a> {
+    fn new(place: &'a ContainerPlace, request: &'a CreateContainerRequest<'_>, job: Job<'a>) -> Result<Self> {
+        let folder = tempfile::Builder::new()
+            .prefix("holdfast-mount-")
+            .tempdir_in(&request.runtime)
+            .map_err(|source| Error::File {
+                action: "create a folder in",
+                path: request.runtime.clone(),
+                source,
+            })?;
+        Ok(Self {
+            place,
+            mount: request.mount,
+            job,
+            folder,
+        })
+    }
+
+    /// Mounts the container while `work` runs.
+    fn with<T>(&self, disk: MountedDisk, work: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+        (self.mount)(self.place, self.folder.path(), disk)?;
+        let done = work(self.folder.path());
+        let unmounted = unmount_container(self.place, self.job);
+        let done = done?;
+        if unmounted?.is_complete {
+            return Ok(done);
+        }
+        Err(ContainerError::InUse {
+            folder: self.folder.path().to_owned(),
+        }
+        .into())
+    }
 }

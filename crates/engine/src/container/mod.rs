@@ -13,11 +13,11 @@ mod attach;
 mod change;
 mod control;
 mod create;
+mod freezer;
 mod place;
 mod serve;
 mod snapshot_mount;
 mod state;
-mod temporary;
 mod traffic;
 mod worker;
 
@@ -29,8 +29,13 @@ pub use change::{
 };
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, create_container};
+pub use freezer::{FreezerLauncher, serve_freezer};
 pub use place::ContainerPlace;
-pub use serve::{ContainerMount, ContainerMountRequest, MountedDisk, UnmountedContainer, unmount_container};
-pub use snapshot_mount::{MountedSnapshot, unmount_snapshot};
+pub use serve::{
+    ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,
+};
+pub use snapshot_mount::{
+    MountedSnapshot, ServeUntil, SnapshotServeRequest, mount_snapshot, unmount_snapshot, wait_for_unmount,
+};
 pub use state::SnapshotState;
 pub use worker::{ContainerWorkerRequest, serve_container};

@@ -10,6 +10,10 @@ use crate::job::{Error, Result};
 
 /// Prefix of the runtime folders of mounted containers.
 const RUNTIME_PREFIX: &str = "holdfast-container-";
+/// Prefix of the folders with the disks of mounted snapshots.
+pub(super) const DISK_PREFIX: &str = "holdfast-disk-";
+/// How the sources of FUSE file systems begin.
+const SOURCE_PREFIX: &str = "holdfast:";
 /// The disk in the FUSE file system.
 pub(super) const DISK_FILE: &str = "disk.raw";
 
@@ -57,7 +61,7 @@ impl ContainerPlace {
     pub fn mounted_on(folder: &Path, runtime: &Path, mounts: &Mounts) -> Option<Self> {
         let fuse_source = |disk_folder: &Path| {
             let source = mounts.source_of(disk_folder)?;
-            source.strip_prefix("holdfast:").map(PathBuf::from)
+            source.strip_prefix(SOURCE_PREFIX).map(PathBuf::from)
         };
         if let Some(container) = fuse_source(folder) {
             return Self::find(&container, runtime).ok();
@@ -88,6 +92,16 @@ impl ContainerPlace {
     /// The disk as a file, if the container is mounted with its file system.
     pub fn disk_file(&self) -> PathBuf {
         self.disk_folder().join(DISK_FILE)
+    }
+
+    /// The source of the FUSE file system in the list of mounts.
+    pub(super) fn fuse_source(&self) -> String {
+        format!("{SOURCE_PREFIX}{}", self.folder.display())
+    }
+
+    /// The mount points of the FUSE file system with the disk.
+    pub(super) fn fuse_points(&self) -> Vec<PathBuf> {
+        Mounts::read().unwrap_or_default().points_of_source(&self.fuse_source())
     }
 
     /// The socket of the worker.

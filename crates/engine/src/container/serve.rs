@@ -1,13 +1,12 @@
 //! The supervisor of a mounted container, and the end of a mount.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice as _, FileDevice, IoMode, error_text};
 use holdfast_host::Tools;
-use holdfast_host::freeze::thaw_file_system;
-use holdfast_host::fuse_mount::{FuseMountError, MountReaders, UnmountMode, unmount_fuse};
+use holdfast_host::fuse_mount::{MountReaders, UnmountMode, unmount_fuse};
 use holdfast_host::loop_device::loop_devices_of;
 use holdfast_image::{ContainerLock, ContainerTree, LiveChain, LiveOptions};
 use holdfast_serve::fuse::MountEvents;
@@ -32,6 +31,12 @@ pub enum MountedDisk {
     /// Its disk as a raw file.
     File,
 }
+
+/// Starts the processes that serve a container in a folder, and waits until it is mounted.
+///
+/// The process that serves a disk must not use the file system above it: a thread that waits for the disk keeps the
+/// system from ending the process.
+pub type ContainerMounter<'a> = dyn Fn(&ContainerPlace, &Path, MountedDisk) -> Result<()> + 'a;
 
 /// A container to mount.
 #[derive(Debug, Clone)]
@@ -123,7 +128,7 @@ impl<'a> ContainerMount<'a> {
     ) -> Result<()> {
         self.request.place.make()?;
         let place = MountPlace {
-            source: format!("holdfast:{}", self.request.place.folder.display()),
+            source: self.request.place.fuse_source(),
             folder: self.disk_folder(),
             readers: self.request.readers,
             events,
@@ -162,13 +167,6 @@ impl MountUser for ContainerMount<'_> {
 
     fn is_detached(&self) -> bool {
         self.file_system.is_some() && loop_devices_of(&self.disk_file()).is_empty()
-    }
-
-    /// A worker that was killed in the middle of a snapshot has left the file system frozen.
-    fn worker_replaced(&self) {
-        for point in mount_points(&self.disk_file()) {
-            thaw_file_system(&point).ok();
-        }
     }
 }
 
@@ -211,8 +209,9 @@ pub fn unmount_container(place: &ContainerPlace, job: Job<'_>) -> Result<Unmount
     let deadline = job.clock.now() + PATIENCE;
     while is_held() && job.clock.now() < deadline {
         if loop_devices_of(&disk).is_empty() {
-            match unmount_fuse(&place.disk_folder(), UnmountMode::Unused) {
-                Err(FuseMountError::InUse { .. }) | Ok(()) | Err(_) => {}
+            for point in place.fuse_points() {
+                // It is in use until the system has released the block device.
+                unmount_fuse(&point, UnmountMode::Unused).ok();
             }
         }
         job.clock.sleep(LOOK_INTERVAL);

@@ -1,23 +1,24 @@
 //! Snapshots of containers, mounted read-only beside them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice as _;
+use holdfast_host::fuse_mount::{MountReaders, UnmountMode, unmount_fuse};
 use holdfast_host::loop_device::loop_devices_of;
 use holdfast_image::{ContainerTree, PointInTime};
-use holdfast_serve::fuse::MountEvents;
+use holdfast_serve::fuse::{Directory, FileContent, MountEvents, TreeEntry};
+use holdfast_serve::nbd::ExportDevice;
 
 use super::attach::{
     FileSystemMount, FoundFileSystem, Replay, disk_mounted_on, find_file_system, unmount_file_systems,
 };
-use super::place::ContainerPlace;
+use super::place::{ContainerPlace, DISK_FILE, DISK_PREFIX};
 use super::serve::MountedDisk;
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
-use super::temporary::ServedDisk;
 use crate::job::{Error, Job, Result};
-use crate::restore::mount::LOOK_INTERVAL;
+use crate::restore::mount::{LOOK_INTERVAL, MountPlace};
 
 /// A snapshot of a container that is mounted read-only, beside the container itself.
 pub struct MountedSnapshot {
@@ -64,49 +65,162 @@ impl MountedSnapshot {
         self.file_system.map(|found| found.kind.name())
     }
 
-    /// Mounts it on `folder` until it is unmounted or the job is interrupted.
+    /// Serves its disk as a raw file in `folder`.
     ///
     /// # Errors
-    /// It cannot be mounted.
-    pub fn serve(
-        &self,
-        folder: &Path,
-        runtime: &Path,
-        events: Arc<dyn MountEvents>,
-        job: Job<'_>,
-        ready: &mut dyn FnMut(),
-    ) -> Result<()> {
-        let Some(file_system) = self.file_system else {
-            let disk = ServedDisk::read_only_at(folder, Arc::clone(&self.point) as _, events)?;
+    /// The folder cannot be mounted.
+    pub fn serve(self, request: &SnapshotServeRequest, job: Job<'_>, ready: &mut dyn FnMut()) -> Result<()> {
+        let folder = &request.folder;
+        let place = MountPlace {
+            source: format!("holdfast:{}", request.name),
+            folder: folder.clone(),
+            readers: request.readers,
+            events: Arc::clone(&request.events),
+        };
+        let mut root = Directory::new(0);
+        let entry = TreeEntry::File {
+            content: Arc::new(PointContent(Arc::clone(&self.point))),
+            modified_ms: 0,
+        };
+        root.insert(DISK_FILE, entry).map_err(|error| Error::File {
+            action: "serve",
+            path: folder.clone(),
+            source: std::io::Error::other(error),
+        })?;
+        let file = folder.join(DISK_FILE);
+        place.serve(&root, job, &mut |server, _| {
             ready();
-            while !disk.is_ended() && job.interrupt.check().is_ok() {
+            let begin = job.clock.now();
+            let mut is_attached = false;
+            while !server.is_ended() && job.interrupt.check().is_ok() {
                 job.clock.sleep(LOOK_INTERVAL);
+                if request.until == ServeUntil::Unmounted {
+                    continue;
+                }
+                let is_used = !loop_devices_of(&file).is_empty();
+                let is_late = job.clock.now() > begin + ATTACH_PATIENCE;
+                if !is_used && (is_attached || is_late) {
+                    break;
+                }
+                is_attached |= is_used;
             }
-            return disk.end(job);
-        };
-        let disk = ServedDisk::read_only(runtime, Arc::clone(&self.point) as _, events)?;
-        let mount = FileSystemMount {
-            disk: &disk.file(),
-            file_system,
-            folder,
-            is_read_only: true,
-            growth: None,
-        };
-        // A frozen XFS has a log that says nothing new.
-        if mount.mount()?.replay == Replay::Skipped && !self.is_consistent {
-            job.progress.warning(
-                "the snapshot was not consistent: its journal is not replayed, and files that were written at that time may be missing or incomplete",
-            );
+        })?;
+        // From here on, the layers can be merged.
+        drop((root, self));
+        if request.until == ServeUntil::Detached {
+            std::fs::remove_dir(folder).ok();
         }
-        ready();
-        while !loop_devices_of(&disk.file()).is_empty() {
-            if job.interrupt.check().is_err() {
-                unmount_file_systems(&disk.file())?;
-            }
-            job.clock.sleep(LOOK_INTERVAL);
-        }
-        disk.end(job)
+        Ok(())
     }
+}
+
+/// How long the command that has started a server may take to attach to its file.
+const ATTACH_PATIENCE: Duration = Duration::from_secs(60);
+
+/// When the server of a snapshot ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServeUntil {
+    /// When its folder is unmounted.
+    Unmounted,
+    /// When no block device uses the file any more. The folder is deleted then.
+    Detached,
+}
+
+/// How the disk of a snapshot is served.
+pub struct SnapshotServeRequest {
+    /// What the list of mounts shows.
+    pub name: String,
+    /// An empty folder: an absolute path without symbolic links.
+    pub folder: PathBuf,
+    /// Which users can use the file.
+    pub readers: MountReaders,
+    /// When the server ends.
+    pub until: ServeUntil,
+    /// Receives errors of reads.
+    pub events: Arc<dyn MountEvents>,
+}
+
+struct PointContent(Arc<PointInTime>);
+
+impl FileContent for PointContent {
+    fn size_bytes(&self) -> u64 {
+        self.0.size_bytes()
+    }
+
+    fn identity(&self) -> String {
+        DISK_FILE.to_owned()
+    }
+
+    fn open(&self) -> std::io::Result<ExportDevice> {
+        Ok(ExportDevice::ReadOnly(Arc::clone(&self.0) as _))
+    }
+}
+
+/// Mounts the file system of a snapshot on `folder`. `serve` starts a process that serves its disk in a folder until
+/// it is detached, and waits until it does.
+///
+/// # Errors
+/// The file system cannot be mounted.
+pub fn mount_snapshot(
+    snapshot: MountedSnapshot,
+    folder: &Path,
+    runtime: &Path,
+    serve: &mut dyn FnMut(&Path) -> Result<()>,
+    job: Job<'_>,
+) -> Result<()> {
+    let (file_system, is_consistent) = (snapshot.file_system, snapshot.is_consistent);
+    let Some(file_system) = file_system else {
+        return Ok(());
+    };
+    let disk_folder = tempfile::Builder::new()
+        .prefix(DISK_PREFIX)
+        .tempdir_in(runtime)
+        .map_err(|source| Error::File {
+            action: "create a folder in",
+            path: runtime.to_owned(),
+            source,
+        })?;
+    serve(disk_folder.path())?;
+    // The layers stay pinned by the server.
+    drop(snapshot);
+    let mount = FileSystemMount {
+        disk: &disk_folder.path().join(DISK_FILE),
+        file_system,
+        folder,
+        is_read_only: true,
+        growth: None,
+    };
+    match mount.mount() {
+        Ok(mounted) => {
+            // A frozen XFS has a log that says nothing new.
+            if mounted.replay == Replay::Skipped && !is_consistent {
+                job.progress.warning(
+                    "the snapshot was not consistent: its journal is not replayed, and files that were written at that time may be missing or incomplete",
+                );
+            }
+            // The server deletes it.
+            drop(disk_folder.keep());
+            Ok(())
+        }
+        Err(error) => {
+            unmount_fuse(disk_folder.path(), UnmountMode::Detach).ok();
+            Err(error)
+        }
+    }
+}
+
+/// Waits until the file system of a snapshot is unmounted. It is unmounted if the job is interrupted.
+///
+/// # Errors
+/// Programs use it.
+pub fn wait_for_unmount(folder: &Path, job: Job<'_>) -> Result<()> {
+    while disk_mounted_on(folder).is_some() {
+        if job.interrupt.check().is_err() {
+            unmount_snapshot(folder, job)?;
+        }
+        job.clock.sleep(LOOK_INTERVAL);
+    }
+    Ok(())
 }
 
 /// Unmounts the file system of a snapshot on `folder`. Returns whether there is one.
@@ -119,10 +233,14 @@ pub fn unmount_snapshot(folder: &Path, job: Job<'_>) -> Result<bool> {
         return Ok(false);
     };
     unmount_file_systems(&disk)?;
-    // Its server ends then.
+    // Its server ends with its own file system, and deletes its folder.
     let deadline = job.clock.now() + PATIENCE;
-    while disk.exists() && job.clock.now() < deadline {
-        job.clock.sleep(LOOK_INTERVAL / 10);
+    if let Some(served) = disk.parent() {
+        while served.exists() && job.clock.now() < deadline {
+            // It is in use until the system has released the block device.
+            unmount_fuse(served, UnmountMode::Unused).ok();
+            job.clock.sleep(LOOK_INTERVAL / 10);
+        }
     }
     Ok(true)
 }

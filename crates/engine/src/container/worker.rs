@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_block::error_text;
-use holdfast_host::freeze::FrozenFileSystem;
 use holdfast_image::{Continue, LiveChain, LiveOptions, MergeObserver, MergeProgress, NewSnapshot};
 use holdfast_serve::fuse::MountEvents;
 
@@ -17,6 +16,7 @@ use super::attach::mount_points;
 use super::control::{
     Consistency, ControlReply, ControlRequest, ControlResult, parse_request, read_request, send_reply,
 };
+use super::freezer::{Freezer, FreezerLauncher};
 use super::place::{ContainerPlace, DISK_FILE};
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
 use super::traffic::CountedDisk;
@@ -30,7 +30,7 @@ const CONNECTION_COUNT_MAX: usize = 16;
 const REQUEST_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What a worker serves.
-pub struct ContainerWorkerRequest {
+pub struct ContainerWorkerRequest<'a> {
     /// The container.
     pub place: ContainerPlace,
     /// The mount point of the FUSE file system.
@@ -43,6 +43,8 @@ pub struct ContainerWorkerRequest {
     pub log: File,
     /// Receives errors of reads and writes.
     pub events: Arc<dyn MountEvents>,
+    /// Starts the process that freezes the file system.
+    pub freezer: &'a FreezerLauncher<'a>,
 }
 
 /// Serves a container as a worker of [`ContainerMount::supervise`](super::ContainerMount::supervise), until it is unmounted. `ready` is called when the
@@ -50,7 +52,7 @@ pub struct ContainerWorkerRequest {
 ///
 /// # Errors
 /// The container cannot be opened or served.
-pub fn serve_container(request: ContainerWorkerRequest, job: Job<'_>, ready: &mut dyn FnMut()) -> Result<()> {
+pub fn serve_container(request: ContainerWorkerRequest<'_>, job: Job<'_>, ready: &mut dyn FnMut()) -> Result<()> {
     let folder = request.place.folder.clone();
     let chain = LiveChain::open(&folder, LiveOptions::default()).map_err(|error| Error::from(error).on(&folder))?;
     let disk = Arc::new(CountedDisk::new(chain));
@@ -59,6 +61,7 @@ pub fn serve_container(request: ContainerWorkerRequest, job: Job<'_>, ready: &mu
         disk: Arc::clone(&disk),
         place: request.place,
         file: request.disk_folder.join(DISK_FILE),
+        freezer: request.freezer,
         job,
         is_ended: AtomicBool::new(false),
         connection_count: AtomicUsize::new(0),
@@ -98,6 +101,7 @@ struct ControlServer<'a> {
     place: ContainerPlace,
     /// The disk as a file.
     file: PathBuf,
+    freezer: &'a FreezerLauncher<'a>,
     job: Job<'a>,
     is_ended: AtomicBool,
     connection_count: AtomicUsize,
@@ -191,20 +195,21 @@ impl ControlServer<'_> {
         if point.is_none() && consistency == Consistency::Frozen {
             return Err(not_frozen("it is not mounted where the server can see it".to_owned()).into());
         }
-        if let Some(point) = &point {
-            // Writes wait for what is written after this only.
-            let folder = File::open(point).map_err(|error| not_frozen(error.to_string()))?;
-            rustix::fs::syncfs(&folder).map_err(|errno| not_frozen(errno.to_string()))?;
-        }
+        let freezer = match &point {
+            None => None,
+            Some(point) => match Freezer::start(point, self.freezer) {
+                Ok(freezer) => Some((point, freezer)),
+                Err(error) if consistency == Consistency::Frozen => return Err(not_frozen(error.to_string()).into()),
+                Err(_) => None,
+            },
+        };
         let mut prepared = self.disk.chain().prepare_snapshot(new)?;
         let start = clock.now();
-        let frozen = match &point {
+        let frozen = match freezer {
             None => None,
-            Some(point) => match FrozenFileSystem::freeze(point) {
-                Ok(frozen) => Some(frozen),
-                Err(error) if consistency == Consistency::Frozen => {
-                    return Err(not_frozen(error.to_string()).into());
-                }
+            Some((point, mut freezer)) => match freezer.freeze() {
+                Ok(()) => Some((point, freezer)),
+                Err(error) if consistency == Consistency::Frozen => return Err(not_frozen(error.to_string()).into()),
                 Err(_) => None,
             },
         };
@@ -215,8 +220,19 @@ impl ControlServer<'_> {
             SnapshotState::Crash
         };
         prepared.note(CONSISTENCY_PROPERTY, state.word());
-        let committed = prepared.commit_then(|| drop(frozen));
-        let paused = clock.now().saturating_sub(start);
+        let mut paused = Duration::ZERO;
+        let mut thawed = Ok(());
+        let committed = prepared.commit_then(|| {
+            if let Some((point, freezer)) = frozen {
+                thawed = freezer.thaw(point, self.freezer);
+            }
+            paused = clock.now().saturating_sub(start);
+        });
+        thawed.map_err(|source| Error::File {
+            action: "thaw the file system of",
+            path: self.place.folder.clone(),
+            source,
+        })?;
         Ok(ControlResult::Taken {
             id: committed?.to_string(),
             is_frozen,
@@ -283,7 +299,8 @@ fn failure_of(error: &Error) -> ServerFailure {
     match error {
         Error::Container(error) if matches!(**error, ContainerError::NotFrozen { .. }) => ServerFailure::NotFrozen,
         Error::Image(ImageError::NotFound { .. }) => ServerFailure::NotFound,
-        Error::Image(ImageError::InvalidOption { .. } | ImageError::WouldShrink { .. }) => ServerFailure::Invalid,
+        Error::Image(ImageError::InvalidOption { .. }) => ServerFailure::Invalid,
+        Error::Image(ImageError::WouldShrink { .. } | ImageError::NotResizable { .. }) => ServerFailure::Refused,
         Error::Image(ImageError::Locked { .. }) => ServerFailure::Locked,
         Error::Image(error) if error.is_corrupt() => ServerFailure::Damaged,
         Error::Image(ImageError::Device(holdfast_block::Error::Io { source, .. }))

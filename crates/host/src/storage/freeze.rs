@@ -21,6 +21,14 @@ struct TrimRange {
     minimum: u64,
 }
 
+/// Writes everything that is pending in the file system that is mounted on `folder`.
+///
+/// # Errors
+/// The folder cannot be opened, or a write fails.
+pub fn sync_file_system(folder: &Path) -> std::io::Result<()> {
+    Ok(rustix::fs::syncfs(File::open(folder)?)?)
+}
+
 /// A frozen file system: what was written is on its device, and writes wait. It is thawed on drop.
 #[derive(Debug)]
 pub struct FrozenFileSystem {
@@ -28,14 +36,12 @@ pub struct FrozenFileSystem {
 }
 
 impl FrozenFileSystem {
-    /// Freezes the file system that is mounted on `folder`. What was not written yet is written before the freeze, so
-    /// that writes wait for a short time only.
+    /// Freezes the file system that is mounted on `folder`. A [`sync_file_system`] before leaves it little to do.
     ///
     /// # Errors
     /// The file system cannot be frozen, is frozen already, or the user is not root.
     pub fn freeze(folder: &Path) -> std::io::Result<Self> {
         let folder = File::open(folder)?;
-        rustix::fs::syncfs(&folder)?;
         // SAFETY: FREEZE ignores its argument.
         unsafe { ioctl(&folder, Setter::<FREEZE, u32>::new(0)) }?;
         Ok(Self { folder })

@@ -8,6 +8,7 @@ use crate::exit::Exit;
 
 pub(super) fn container_advice(error: &ContainerError) -> Advice {
     match error {
+        ContainerError::Exists { .. } => advice(Exit::Error, Kind::Exists, "name a new folder"),
         ContainerError::NoFileSystem { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
@@ -73,7 +74,8 @@ fn server_advice(failure: ServerFailure) -> Advice {
             Kind::NotFound,
             "holdfast container snapshots lists the snapshots",
         ),
-        ServerFailure::Invalid => plain(Exit::Error, Kind::Refused),
+        ServerFailure::Invalid => plain(Exit::Usage, Kind::Usage),
+        ServerFailure::Refused => plain(Exit::Error, Kind::Refused),
         ServerFailure::Locked => advice(
             Exit::Locked,
             Kind::Locked,

@@ -3,6 +3,7 @@
 mod backups;
 mod clones;
 mod configurations;
+mod containers;
 mod conversions;
 mod copies;
 mod copy_mishaps;

@@ -6,6 +6,12 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
+    /// The folder of a new container exists.
+    #[error("{} exists already", folder.display())]
+    Exists {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The disk has none or several file systems.
     #[error("the disk of {} has {what}", container.display())]
     NoFileSystem {
@@ -108,6 +114,8 @@ pub enum ServerFailure {
     NotFound,
     /// A name or a size is not valid.
     Invalid,
+    /// The request does harm, or the format does not support it.
+    Refused,
     /// A layer is in use.
     Locked,
     /// A layer is damaged.

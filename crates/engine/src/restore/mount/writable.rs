@@ -135,9 +135,6 @@ pub(crate) trait MountUser: Sync {
 
     /// Whether it has ended the use, so that the file can be unmounted.
     fn is_detached(&self) -> bool;
-
-    /// A worker has ended, and another one serves the file.
-    fn worker_replaced(&self);
 }
 
 struct NoUser;
@@ -150,8 +147,6 @@ impl MountUser for NoUser {
     fn is_detached(&self) -> bool {
         false
     }
-
-    fn worker_replaced(&self) {}
 }
 
 /// A disk to mount for writing.
@@ -301,7 +296,6 @@ impl Supervisor<'_> {
                 self.predecessor_count += 1;
                 worker = self.start()?;
                 self.job.progress.warning(&format!("{ended}; another one continues"));
-                scope.spawn(move || user.worker_replaced());
             }
             if !is_stopping && self.job.interrupt.check().is_err() {
                 is_stopping = true;
@@ -409,7 +403,10 @@ pub(crate) fn serve_as_worker(
     let device: Arc<dyn BlockDeviceMut> = Arc::new(LoggedDevice::new(disk, log)?);
     let mut root = Directory::new(0);
     let entry = TreeEntry::File {
-        content: Arc::new(WritableContent::new(name.clone(), Arc::clone(&device))),
+        content: Arc::new(WritableContent {
+            name: name.clone(),
+            device: Arc::clone(&device),
+        }),
         modified_ms: 0,
     };
     root.insert(name, entry).map_err(|error| Error::File {
@@ -438,15 +435,9 @@ pub(crate) fn serve_as_worker(
 }
 
 /// A file with a disk that can be written.
-pub(crate) struct WritableContent {
+struct WritableContent {
     name: String,
     device: Arc<dyn BlockDeviceMut>,
-}
-
-impl WritableContent {
-    pub(crate) fn new(name: String, device: Arc<dyn BlockDeviceMut>) -> Self {
-        Self { name, device }
-    }
 }
 
 impl FileContent for WritableContent {

@@ -79,6 +79,16 @@ impl Mounts {
         last.map(|mount| &mount.source[..])
     }
 
+    /// The mount points of a source.
+    pub fn points_of_source(&self, source: &str) -> Vec<PathBuf> {
+        let is_of_source = |mount: &&Mount| mount.source == source;
+        self.mounts
+            .iter()
+            .filter(is_of_source)
+            .map(|mount| mount.point.clone())
+            .collect()
+    }
+
     /// The mount points of a block device.
     pub fn points_of_device(&self, device: &Path) -> Vec<PathBuf> {
         let is_of_device = |mount: &&Mount| Path::new(&mount.source) == device && mount.root == Path::new("/");

@@ -1,14 +1,17 @@
 //! `holdfast container create`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use holdfast_engine::{CreateContainerRequest, FileSystemKind, create_container};
+use holdfast_engine::{
+    ContainerError, ContainerPlace, CreateContainerRequest, FileSystemKind, MountedDisk, create_container,
+};
 use holdfast_image::Format;
 use serde::Serialize;
 
-use super::container_tools;
+use super::mount_args::server_words;
+use super::{container_tools, started};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -94,11 +97,7 @@ impl Verb for CreateContainerArgs {
         };
         if self.dry_run {
             if folder.symlink_metadata().is_ok() {
-                return Err(Error::File {
-                    action: "create",
-                    path: folder,
-                    source: std::io::ErrorKind::AlreadyExists.into(),
-                });
+                return Err(holdfast_engine::Error::from(ContainerError::Exists { folder }).into());
             }
             return context.report(&created);
         }
@@ -111,7 +110,13 @@ impl Verb for CreateContainerArgs {
             properties: BTreeMap::new(),
             runtime: context.runtime_folder(),
             tools: &tools,
-            events: context.mount_events(),
+            mount: &|place: &ContainerPlace, folder: &Path, disk: MountedDisk| {
+                let mut words = server_words("mount-server", place, folder);
+                if disk == MountedDisk::File {
+                    words.push("--disk".into());
+                }
+                started(context.serve_in_background(words, folder, None))
+            },
         };
         context.work(1, |job| create_container(&request, None, job))?;
         context.report(&created)

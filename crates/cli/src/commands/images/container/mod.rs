@@ -14,7 +14,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::ContainerPlace;
+use holdfast_block::error_text;
+use holdfast_engine::{ContainerError, ContainerPlace, ServerFailure};
 use holdfast_host::LocalTools;
 
 use crate::args::{Example, SharedOptions, VerbEntry};
@@ -63,6 +64,8 @@ verbs! {
         "mount-server" => MountServer(server::ContainerServerArgs),
         /// Serve the disk of a mounted container
         "mount-worker" => MountWorker(server::ContainerWorkerArgs),
+        /// Freeze the file system of a container for its server
+        "freezer" => Freezer(server::FreezerArgs),
         /// Serve a mounted snapshot of a container
         "snapshot-server" => SnapshotServer(server::SnapshotServerArgs),
     }
@@ -93,6 +96,20 @@ impl ContainerArg {
     fn place(&self, context: &Context) -> Result<ContainerPlace, Error> {
         Ok(ContainerPlace::find(&self.container, &context.runtime_folder())?)
     }
+}
+
+/// The result of starting a server, as an engine job expects it. A server that has ended has reported its error.
+fn started(result: Result<Option<Exit>, Error>) -> Result<(), holdfast_engine::Error> {
+    let message = match result {
+        Ok(None) => return Ok(()),
+        Ok(Some(_)) => "the server of the disk has ended".to_owned(),
+        Err(error) => error_text(&error),
+    };
+    Err(ContainerError::Server {
+        failure: ServerFailure::Io,
+        message,
+    }
+    .into())
 }
 
 /// How long `mkfs`, or the growth of a file system, may take.

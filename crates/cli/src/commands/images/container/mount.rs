@@ -2,13 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use holdfast_engine::{ContainerMount, ContainerPlace, MountedSnapshot, unmount_container, unmount_snapshot};
+use holdfast_engine::{
+    ContainerMount, ContainerPlace, MountedDisk, MountedSnapshot, ServeUntil, mount_snapshot, unmount_container,
+    unmount_snapshot, wait_for_unmount,
+};
 use holdfast_host::provider::Mounts;
 use serde::Serialize;
 
-use super::container_tools;
 use super::mount_args::MountContainerArgs;
 use super::server::{serve_container_mount, serve_snapshot};
+use super::{container_tools, started};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -39,11 +42,14 @@ impl Verb for MountContainerArgs {
         let place = self.container.place(context)?;
         let folder = empty_mount_point(&self.folder)?;
         let report = self.checked(&place, &folder, context)?;
+        if let (Some(snapshot), false) = (&self.snapshot, self.disk) {
+            return self.mount_snapshot(&place, snapshot, &folder, &report, context);
+        }
         if self.options.foreground {
             let mut printed = Ok(Exit::Ok);
             let mut ready = || printed = context.report(&report);
             match &self.snapshot {
-                Some(snapshot) => serve_snapshot(self, snapshot, &folder, context, &mut ready)?,
+                Some(_) => serve_snapshot(self, &folder, ServeUntil::Unmounted, context, &mut ready)?,
                 None => serve_container_mount(self, &folder, context, &mut ready)?,
             }
             return Ok(printed?.with_warning_count(context.console().warnings().len()));
@@ -52,6 +58,32 @@ impl Verb for MountContainerArgs {
             None => context.report(&report),
             Some(exit) => Ok(exit),
         }
+    }
+}
+
+impl MountContainerArgs {
+    /// Mounts the file system of a snapshot, whose disk another process serves.
+    fn mount_snapshot(
+        &self,
+        place: &ContainerPlace,
+        snapshot: &str,
+        folder: &Path,
+        report: &ContainerMounted,
+        context: &Context,
+    ) -> Result<Exit, Error> {
+        let opened = MountedSnapshot::open(place, snapshot, MountedDisk::FileSystem)?;
+        let mut serve = |disk_folder: &Path| {
+            let mut words = self.server_words(place, disk_folder);
+            words.push("--until-detached".into());
+            started(context.serve_in_background(words, disk_folder, None))
+        };
+        let runtime = context.runtime_folder();
+        context.work(1, |job| mount_snapshot(opened, folder, &runtime, &mut serve, job))?;
+        let exit = context.report(report)?;
+        if self.options.foreground {
+            context.work(1, |job| wait_for_unmount(folder, job))?;
+        }
+        Ok(exit)
     }
 }
 

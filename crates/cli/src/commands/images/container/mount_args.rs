@@ -43,22 +43,24 @@ impl MountContainerArgs {
             place: self.container.place(context)?,
             folder: folder.to_owned(),
             disk: self.mounted_disk(),
-            readers: if self.options.allow_other {
-                MountReaders::Everyone
-            } else {
-                MountReaders::Owner
-            },
+            readers: self.readers(),
         })
     }
 
-    pub(super) fn server_words(&self, place: &ContainerPlace, folder: &Path) -> Vec<OsString> {
-        let verb = if self.snapshot.is_some() {
-            "snapshot-server"
+    pub(super) fn readers(&self) -> MountReaders {
+        if self.options.allow_other {
+            MountReaders::Everyone
         } else {
-            "mount-server"
+            MountReaders::Owner
+        }
+    }
+
+    pub(super) fn server_words(&self, place: &ContainerPlace, folder: &Path) -> Vec<OsString> {
+        let verb = match self.snapshot {
+            Some(_) => "snapshot-server",
+            None => "mount-server",
         };
-        let mut words: Vec<OsString> = vec!["container".into(), verb.into()];
-        words.extend([place.folder.clone().into(), folder.into()]);
+        let mut words = server_words(verb, place, folder);
         if let Some(snapshot) = &self.snapshot {
             words.extend(["--snapshot".into(), snapshot.into()]);
         }
@@ -70,4 +72,11 @@ impl MountContainerArgs {
         }
         words
     }
+}
+
+/// The words that start a server of a container.
+pub(super) fn server_words(verb: &str, place: &ContainerPlace, folder: &Path) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["container".into(), verb.into()];
+    words.extend([place.folder.clone().into(), folder.into()]);
+    words
 }

@@ -4,8 +4,11 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use holdfast_engine::{ContainerMount, ContainerWorkerRequest, MountedSnapshot, serve_container};
-use holdfast_host::HandedProcess;
+use holdfast_engine::{
+    ContainerMount, ContainerWorkerRequest, MountedDisk, MountedSnapshot, ServeUntil, SnapshotServeRequest,
+    serve_container, serve_freezer,
+};
+use holdfast_host::{HandedProcess, LineProcess};
 
 use super::mount_args::MountContainerArgs;
 use super::{ContainerArg, container_tools};
@@ -100,6 +103,11 @@ impl Verb for ContainerWorkerArgs {
             device: handed(&std::io::stdin())?,
             log: handed(&std::io::stdout())?.into(),
             events: context.mount_events(),
+            freezer: &|point: &Path| {
+                let program = std::env::current_exe()?;
+                let words: Vec<OsString> = vec!["container".into(), "freezer".into(), point.into()];
+                LineProcess::start(&program.into(), &words)
+            },
         };
         let mut left = Ok(());
         let mut ready = || {
@@ -118,6 +126,9 @@ impl Verb for ContainerWorkerArgs {
 pub(super) struct SnapshotServerArgs {
     #[command(flatten)]
     mount: MountContainerArgs,
+    /// End when no block device uses the disk any more
+    #[arg(long)]
+    until_detached: bool,
 }
 
 impl Verb for SnapshotServerArgs {
@@ -128,9 +139,13 @@ impl Verb for SnapshotServerArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         leave_group();
-        let snapshot = self.mount.snapshot.as_deref().unwrap_or_default();
+        let until = if self.until_detached {
+            ServeUntil::Detached
+        } else {
+            ServeUntil::Unmounted
+        };
         let mut left = Ok(());
-        serve_snapshot(&self.mount, snapshot, &self.mount.folder, context, &mut || {
+        serve_snapshot(&self.mount, &self.mount.folder, until, context, &mut || {
             left = leave_terminal();
         })?;
         left?;
@@ -138,18 +153,48 @@ impl Verb for SnapshotServerArgs {
     }
 }
 
-/// Mounts a snapshot until it is unmounted.
+/// Serves the disk of a snapshot as a raw file.
 pub(super) fn serve_snapshot(
     args: &MountContainerArgs,
-    snapshot: &str,
     folder: &Path,
+    until: ServeUntil,
     context: &Context,
     ready: &mut dyn FnMut(),
 ) -> Result<(), Error> {
     let place = args.container.place(context)?;
-    let opened = MountedSnapshot::open(&place, snapshot, args.mounted_disk())?;
-    let runtime = context.runtime_folder();
-    Ok(context.work(1, |job| {
-        opened.serve(folder, &runtime, context.mount_events(), job, ready)
-    })?)
+    let snapshot = args.snapshot.as_deref().unwrap_or_default();
+    let opened = MountedSnapshot::open(&place, snapshot, MountedDisk::File)?;
+    let request = SnapshotServeRequest {
+        name: format!("{}@{snapshot}", place.folder.display()),
+        folder: folder.to_owned(),
+        readers: args.readers(),
+        until,
+        events: context.mount_events(),
+    };
+    context.work(1, |job| opened.serve(&request, job, ready))
+}
+
+/// Arguments of `container freezer`.
+#[derive(Debug, clap::Args)]
+pub(super) struct FreezerArgs {
+    /// The mount point of the file system
+    #[arg(value_name = "FOLDER")]
+    folder: PathBuf,
+}
+
+impl Verb for FreezerArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "The server of a container starts it for each snapshot",
+        line: "holdfast container freezer /mnt/web1",
+    }];
+
+    fn run(&self, _: &Context) -> Result<Exit, Error> {
+        leave_group();
+        serve_freezer(
+            &self.folder,
+            &mut std::io::stdin().lock(),
+            &mut std::io::stdout().lock(),
+        )?;
+        Ok(Exit::Ok)
+    }
 }
