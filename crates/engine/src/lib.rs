@@ -14,11 +14,13 @@
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
+//! - `container_content`: what fills the root folder of a container, and what packs one ([`fill_root`], [`pack_root`], [`copy_root`])
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
 //! - `replicate`: host snapshots to another pool or host ([`replicate()`])
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
 
 mod capture;
+mod container_content;
 mod doctor;
 mod exchange;
 mod files;
@@ -50,6 +52,10 @@ pub use capture::xen::{
     XenBackupRequest, XenChange, XenDiskReport, XenReading, XenTransfer, back_up_xen, plan_xen_backup,
 };
 pub use capture::{CaptureOptions, MachineBackupReport};
+pub use container_content::{
+    ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
+    PackRootOptions, PackedHoles, TarInput, copy_root, fill_root, pack_root,
+};
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
     FindingKind, FindingState, Outcome, Repair, doctor,
@@ -100,8 +106,8 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal, ResolveError,
-    ScratchOverrun, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ContainerContentError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal,
+    ResolveError, ScratchOverrun, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

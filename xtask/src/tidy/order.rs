@@ -66,6 +66,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "host_snapshot",
             "capture",
             "exchange",
+            "container_content",
             "template",
             "doctor",
             "hostile",

@@ -2,6 +2,7 @@
 
 mod choice;
 mod clone;
+mod container_content;
 mod exchange;
 mod exchanged;
 mod from;
@@ -23,6 +24,7 @@ use holdfast_image::Format;
 use super::{Interrupted, NameError};
 pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
+pub use container_content::ContainerContentError;
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;
 pub use guest_files::GuestFilesError;
@@ -64,6 +66,9 @@ pub enum Error {
     /// Files inside the guests' file systems.
     #[error(transparent)]
     GuestFiles(Box<crate::GuestFilesError>),
+    /// The content of a container.
+    #[error(transparent)]
+    ContainerContent(Box<crate::ContainerContentError>),
     /// A template.
     #[error(transparent)]
     Template(Box<crate::TemplateError>),
