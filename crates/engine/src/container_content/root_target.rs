@@ -294,8 +294,9 @@ impl RootTarget {
         let mut mode = entry.mode;
         if self.rights == Rights::User {
             // Without its owner, a program must not run with the rights of the one who restored it.
-            mode &= 0o777;
-            self.report_owner(file, entry, account);
+            if !self.has_own_owner(file, entry, account) {
+                mode &= 0o1777;
+            }
             let is_locked = entry.kind == TreeEntryKind::Directory && mode & 0o700 != 0o700;
             if is_locked && self.locked_folders.len() < LOCKED_FOLDER_COUNT_MAX {
                 self.locked_folders.insert(entry.path.clone(), mode);
@@ -317,15 +318,15 @@ impl RootTarget {
         Ok(())
     }
 
-    fn report_owner(&mut self, file: &OwnedFd, entry: &TreeEntry, account: &mut Account<'_>) {
+    /// Whether the owner is the one that the process gives to its files; otherwise reports it, once for all files.
+    fn has_own_owner(&mut self, file: &OwnedFd, entry: &TreeEntry, account: &mut Account<'_>) -> bool {
         let is_own = rustix::fs::fstat(file).is_ok_and(|stat| stat.st_uid == entry.uid && stat.st_gid == entry.gid);
         if !is_own && !self.has_lost_owners {
             self.has_lost_owners = true;
-            account.lose(
-                &entry.path,
-                "the owner of this file and of others: only root can set owners",
-            );
+            let reason = "the owner of this file and of others: only root can set owners";
+            account.lose(&entry.path, reason);
         }
+        is_own
     }
 
     fn directory(&mut self, entry: &TreeEntry, parts: &[&[u8]], account: &mut Account<'_>) -> Result<()> {

@@ -70,9 +70,12 @@ fn from_index(files: &LayoutFiles, manifests: Vec<Descriptor>, choice: &ImageCho
     let first = candidates
         .first()
         .ok_or_else(|| bad("index.json", "it has no images"))?;
-    // Several platforms of one image have one name.
-    let is_one_image = candidates.iter().all(|one| one.name() == first.name());
-    if !is_one_image || (candidates.len() > 1 && candidates.iter().any(|one| one.platform.is_none())) {
+    // Several platforms of one image have one name; one image may have several names.
+    let has_one_digest = candidates.iter().all(|one| one.digest == first.digest);
+    let has_platforms = candidates
+        .iter()
+        .all(|one| one.name() == first.name() && one.platform.is_some());
+    if !has_one_digest && !has_platforms {
         return Err(ContainerContentError::SeveralImages { present: names() }.into());
     }
     let reference = first.name().map(str::to_owned);
