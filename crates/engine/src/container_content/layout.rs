@@ -12,7 +12,7 @@ use holdfast_archive::{EndMarker, Packing, TreeEntryKind, TreeTarReader, Unpacke
 use holdfast_block::Threads;
 
 use super::next_entry;
-use super::root_target::components;
+use super::root_path::components;
 use crate::ContainerContentError;
 use crate::job::{Job, Result};
 

@@ -35,8 +35,8 @@ pub struct ContentLoss {
 pub(super) struct Account<'a> {
     pub(super) job: Job<'a>,
     pub(super) counts: ContentCounts,
-    losses: Vec<ContentLoss>,
-    loss_count: u64,
+    pub(super) losses: Vec<ContentLoss>,
+    pub(super) loss_count: u64,
 }
 
 impl<'a> Account<'a> {
@@ -64,24 +64,6 @@ impl<'a> Account<'a> {
         self.counts.data_bytes += bytes;
         self.job.progress.advance(bytes);
         Ok(self.job.interrupt.check()?)
-    }
-
-    pub(super) fn into_fill_report(self, image: Option<super::ImageConfiguration>) -> super::FillReport {
-        super::FillReport {
-            counts: self.counts,
-            losses: self.losses,
-            loss_count: self.loss_count,
-            image,
-        }
-    }
-
-    pub(super) fn into_pack_report(self, archive_bytes: u64) -> super::PackReport {
-        super::PackReport {
-            counts: self.counts,
-            losses: self.losses,
-            loss_count: self.loss_count,
-            archive_bytes,
-        }
     }
 }
 

@@ -16,6 +16,8 @@ mod image;
 mod layout;
 mod loss;
 mod pack;
+mod removal;
+mod root_path;
 mod root_target;
 mod source_file;
 #[cfg(test)]
@@ -67,6 +69,17 @@ pub struct FillReport {
     pub image: Option<ImageConfiguration>,
 }
 
+impl FillReport {
+    fn of(account: Account<'_>, image: Option<ImageConfiguration>) -> Self {
+        Self {
+            counts: account.counts,
+            losses: account.losses,
+            loss_count: account.loss_count,
+            image,
+        }
+    }
+}
+
 /// Takes entries: a root folder, or an archive.
 trait EntrySink {
     /// Takes the next entry. `data` returns the bytes of its ranges; unread data is skipped.
@@ -108,7 +121,7 @@ fn copy_tree(from: &Path, mut target: RootTarget, job: Job<'_>) -> Result<FillRe
     let excluded = target.identity()?;
     TreeWalker::new(&mut target, &mut account, Some(excluded)).walk(from)?;
     target.finish(&mut account)?;
-    Ok(account.into_fill_report(None))
+    Ok(FillReport::of(account, None))
 }
 
 fn fill_from_tar(mut target: RootTarget, input: TarInput, job: Job<'_>) -> Result<FillReport> {
@@ -131,7 +144,7 @@ fn fill_from_tar(mut target: RootTarget, input: TarInput, job: Job<'_>) -> Resul
         target.entry(&entry, &mut reader, &mut account)?;
     }
     target.finish(&mut account)?;
-    Ok(account.into_fill_report(None))
+    Ok(FillReport::of(account, None))
 }
 
 fn next_entry<R: Read>(reader: &mut TreeTarReader<R>, origin: &str) -> Result<Option<TreeEntry>> {

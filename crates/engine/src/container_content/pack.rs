@@ -58,7 +58,12 @@ pub fn pack_root(root: &Path, output: &mut dyn Write, options: PackRootOptions, 
     };
     TreeWalker::new(&mut archive, &mut account, None).walk(root)?;
     let archive_bytes = archive.writer.finish().map_err(ContainerContentError::Output)?;
-    Ok(account.into_pack_report(archive_bytes))
+    Ok(PackReport {
+        counts: account.counts,
+        losses: account.losses,
+        loss_count: account.loss_count,
+        archive_bytes,
+    })
 }
 
 struct ArchiveSink<W> {

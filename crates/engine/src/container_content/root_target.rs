@@ -1,9 +1,5 @@
 //! A root folder that receives files.
 //!
-//! A path of an entry is resolved as a process with this root folder would do it, by this process and not by the kernel: one
-//! component at a time, each opened without following links. A symbolic link is read, and its target is resolved from the
-//! folder that holds it, or from the root folder. So neither `..` nor a link leads out of the root folder.
-//!
 //! The time of a folder is set with its entry, and is kept when files are added to it later.
 
 use std::collections::BTreeMap;
@@ -19,24 +15,18 @@ use rustix::io::Errno;
 
 use super::file_attributes::{Rights, has_default_acl, proc_path, remove_inherited_acls, set_attributes, timestamps};
 use super::loss::{Account, shown};
+use super::removal::{is_directory, remove_all, remove_content};
+use super::root_path::{MissingFolders, bad_entry, components, open_below, open_folder};
 use super::{EntrySink, entry_error};
 use crate::ContainerContentError;
 use crate::job::{Error, Result};
 
-/// Components of a path, and so the depth of a tree.
-pub(super) const DEPTH_MAX: usize = 1000;
-/// Links that one path may follow, as in Linux.
-const LINK_COUNT_MAX: usize = 40;
 const COPY_BYTES: usize = 1 << 20;
 /// Folders of a user whose permissions are set at the end, because nothing could be added to them before.
 const LOCKED_FOLDER_COUNT_MAX: usize = 100_000;
 /// The folder that mkfs.ext4 creates.
 pub(super) const LOST_AND_FOUND: &[u8] = b"lost+found";
 
-const SEARCH: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::NOFOLLOW)
-    .union(OFlags::CLOEXEC);
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const NODE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -80,13 +70,6 @@ struct Place<'a> {
     has_default_acl: bool,
 }
 
-/// Whether folders of a path are created.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum MissingFolders {
-    Create,
-    Fail,
-}
-
 /// Fails if `root` holds anything but an empty file system's `lost+found`.
 pub(super) fn check_empty(root: &Path) -> Result<()> {
     let failed = |source: io::Error| Error::File {
@@ -105,31 +88,6 @@ pub(super) fn check_empty(root: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The components of a path in an archive, without those that stay in place.
-///
-/// # Errors
-/// A component leads upwards, or there are too many.
-pub(super) fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
-    let parts = path.split(|byte| *byte == b'/');
-    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
-    let reason = if parts.contains(&&b".."[..]) {
-        "leads out of a folder by \"..\""
-    } else if parts.len() > DEPTH_MAX {
-        "lies deeper than 1000 folders"
-    } else {
-        return Ok(parts);
-    };
-    Err(bad_entry(path, reason))
-}
-
-pub(super) fn bad_entry(path: &[u8], reason: impl Into<String>) -> Error {
-    ContainerContentError::BadEntry {
-        entry: shown(path),
-        reason: reason.into(),
-    }
-    .into()
 }
 
 impl RootTarget {
@@ -158,7 +116,7 @@ impl RootTarget {
     pub(super) fn finish(mut self, account: &mut Account<'_>) -> Result<()> {
         self.leave_parent()?;
         for (path, mode) in std::mem::take(&mut self.locked_folders).into_iter().rev() {
-            let folder = self.folder(&components(&path)?, MissingFolders::Fail);
+            let folder = open_folder(&self.root, &components(&path)?, MissingFolders::Fail);
             let set = folder.and_then(|folder| {
                 Ok(rustix::fs::chmodat(
                     CWD,
@@ -179,7 +137,7 @@ impl RootTarget {
     pub(super) fn remove(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
         self.leave_parent()?;
         let path = [parent, b"/", name].concat();
-        match self.folder(&components(parent)?, MissingFolders::Fail) {
+        match open_folder(&self.root, &components(parent)?, MissingFolders::Fail) {
             Ok(folder) => {
                 remove_all(&folder, OsStr::from_bytes(name)).map_err(|error| entry_error("remove", &path, error))
             }
@@ -190,66 +148,11 @@ impl RootTarget {
     /// Removes everything in a folder; nothing happens if it does not exist.
     pub(super) fn clear(&mut self, path: &[u8]) -> Result<()> {
         self.leave_parent()?;
-        let Ok(folder) = self.folder(&components(path)?, MissingFolders::Fail) else {
+        let Ok(folder) = open_folder(&self.root, &components(path)?, MissingFolders::Fail) else {
             return Ok(());
         };
         let cleared = open_below(&folder, OsStr::new(".")).and_then(|folder| remove_content(&folder));
         cleared.map_err(|error| entry_error("clear", path, error))
-    }
-
-    /// Opens a folder, from the root folder on.
-    fn folder(&self, path: &[&[u8]], missing: MissingFolders) -> io::Result<OwnedFd> {
-        let mut pending: Vec<Vec<u8>> = path.iter().rev().map(|name| name.to_vec()).collect();
-        let mut names: Vec<Vec<u8>> = Vec::new();
-        let mut folder = open_below(&self.root, OsStr::new("."))?;
-        let mut link_count = 0;
-        while let Some(name) = pending.pop() {
-            if name == b".." {
-                names.pop();
-                folder = open_below(&self.root, OsStr::new("."))?;
-                for name in &names {
-                    folder = open_below(&folder, OsStr::from_bytes(name))?;
-                }
-                continue;
-            }
-            match open_below(&folder, OsStr::from_bytes(&name)) {
-                Ok(below) => {
-                    folder = below;
-                    names.push(name);
-                }
-                Err(error)
-                    if error.raw_os_error() == Some(Errno::NOENT.raw_os_error())
-                        && missing == MissingFolders::Create =>
-                {
-                    rustix::fs::mkdirat(&folder, OsStr::from_bytes(&name), Mode::from_raw_mode(0o755))?;
-                    pending.push(name);
-                }
-                Err(error) => {
-                    let Ok(target) = rustix::fs::readlinkat(&folder, OsStr::from_bytes(&name), Vec::new()) else {
-                        return Err(error);
-                    };
-                    link_count += 1;
-                    if link_count > LINK_COUNT_MAX {
-                        return Err(Errno::LOOP.into());
-                    }
-                    let target = target.to_bytes();
-                    if target.starts_with(b"/") {
-                        names.clear();
-                        folder = open_below(&self.root, OsStr::new("."))?;
-                    }
-                    let parts = target.split(|byte| *byte == b'/').rev();
-                    pending.extend(
-                        parts
-                            .filter(|part| !part.is_empty() && *part != b".")
-                            .map(<[u8]>::to_vec),
-                    );
-                }
-            }
-            if names.len() + pending.len() > DEPTH_MAX {
-                return Err(Errno::NAMETOOLONG.into());
-            }
-        }
-        Ok(folder)
     }
 
     /// The parent of an entry, which stays open for the next entry.
@@ -260,7 +163,7 @@ impl RootTarget {
         let parent_path = parent.join(&b'/');
         if self.parent.as_ref().is_none_or(|open| open.path != parent_path) {
             self.leave_parent()?;
-            let opened = self.folder(parent, MissingFolders::Create).and_then(|folder| {
+            let opened = open_folder(&self.root, parent, MissingFolders::Create).and_then(|folder| {
                 let folder = rustix::fs::openat(&folder, ".", FOLDER, Mode::empty())?;
                 let stat = rustix::fs::fstat(&folder)?;
                 Ok(OpenParent {
@@ -361,7 +264,10 @@ impl RootTarget {
     fn exact_folder(&self, parts: &[&[u8]]) -> io::Result<OwnedFd> {
         match parts.split_last() {
             None => open_below(&self.root, OsStr::new(".")),
-            Some((name, parent)) => open_below(&self.folder(parent, MissingFolders::Fail)?, OsStr::from_bytes(name)),
+            Some((name, parent)) => open_below(
+                &open_folder(&self.root, parent, MissingFolders::Fail)?,
+                OsStr::from_bytes(name),
+            ),
         }
     }
 
@@ -426,7 +332,7 @@ impl RootTarget {
         let Some((target_name, target_parent)) = target_parts.split_last() else {
             return Err(bad_entry(&entry.path, "is another name of the root folder"));
         };
-        let target_folder = self.folder(target_parent, MissingFolders::Fail).map_err(missing)?;
+        let target_folder = open_folder(&self.root, target_parent, MissingFolders::Fail).map_err(missing)?;
         let target_name = OsStr::from_bytes(target_name);
         let stat = rustix::fs::statat(&target_folder, target_name, AtFlags::SYMLINK_NOFOLLOW);
         let stat = stat.map_err(|error| missing(error.into()))?;
@@ -529,15 +435,6 @@ fn modified_of(stat: &Stat) -> Timestamps {
     }
 }
 
-fn open_below(folder: &OwnedFd, name: &OsStr) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::openat(folder, name, SEARCH, Mode::empty())?)
-}
-
-fn is_directory(folder: &OwnedFd, name: &OsStr) -> bool {
-    let stat = rustix::fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW);
-    stat.is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-}
-
 /// Creates a file, in the place of one that has its name: a later entry replaces an earlier one.
 fn replacing<T>(place: &Place<'_>, create: impl Fn() -> rustix::io::Result<T>) -> io::Result<T> {
     match create() {
@@ -546,70 +443,6 @@ fn replacing<T>(place: &Place<'_>, create: impl Fn() -> rustix::io::Result<T>) -
             Ok(create()?)
         }
         other => Ok(other?),
-    }
-}
-
-/// Removes a file, or a folder with everything in it.
-fn remove_all(folder: &OwnedFd, name: &OsStr) -> io::Result<()> {
-    match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
-        Ok(()) | Err(Errno::NOENT) => return Ok(()),
-        Err(Errno::ISDIR | Errno::PERM) if is_directory(folder, name) => {}
-        Err(error) => return Err(error.into()),
-    }
-    remove_content(&open_below(folder, name)?)?;
-    Ok(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR)?)
-}
-
-/// Empties a folder. Folders in it are moved up before they are emptied, so that the depth needs no open files.
-fn remove_content(folder: &OwnedFd) -> io::Result<()> {
-    let names = |folder: &OwnedFd| -> io::Result<Vec<Vec<u8>>> {
-        let readable = rustix::fs::openat(folder, ".", FOLDER, Mode::empty())?;
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&readable)? {
-            let name = entry?.file_name().to_bytes().to_vec();
-            if name != b"." && name != b".." {
-                names.push(name);
-            }
-        }
-        Ok(names)
-    };
-    let mut number = 0_u64;
-    loop {
-        let mut folders = Vec::new();
-        for name in names(folder)? {
-            match rustix::fs::unlinkat(folder, OsStr::from_bytes(&name), AtFlags::empty()) {
-                Ok(()) => {}
-                Err(Errno::ISDIR | Errno::PERM) => folders.push(name),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if folders.is_empty() {
-            return Ok(());
-        }
-        for name in folders {
-            let below = open_below(folder, OsStr::from_bytes(&name))?;
-            for child in names(&below)? {
-                match rustix::fs::unlinkat(&below, OsStr::from_bytes(&child), AtFlags::empty()) {
-                    Ok(()) => {}
-                    Err(Errno::ISDIR | Errno::PERM) => {
-                        number += 1;
-                        let moved = format!(".holdfast-removed-{number}");
-                        let child = OsStr::from_bytes(&child);
-                        let flags = rustix::fs::RenameFlags::NOREPLACE;
-                        match rustix::fs::renameat_with(&below, child, folder, &moved, flags) {
-                            // The next number.
-                            Ok(()) | Err(Errno::EXIST) => {}
-                            Err(error) => return Err(error.into()),
-                        }
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            match rustix::fs::unlinkat(folder, OsStr::from_bytes(&name), AtFlags::REMOVEDIR) {
-                Ok(()) | Err(Errno::NOTEMPTY) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
     }
 }
 

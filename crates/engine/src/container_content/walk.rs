@@ -16,7 +16,8 @@ use rustix::io::Errno;
 
 use super::file_attributes::read_xattrs;
 use super::loss::Account;
-use super::root_target::{FileIdentity, LOST_AND_FOUND, bad_entry};
+use super::root_path::bad_entry;
+use super::root_target::{FileIdentity, LOST_AND_FOUND};
 use super::source_file::{ExtentReader, extents_of};
 use super::{EntrySink, entry_error};
 use crate::job::{Error, Result};

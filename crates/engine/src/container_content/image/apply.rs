@@ -12,7 +12,8 @@ use holdfast_archive::{EndMarker, TreeEntry, TreeTarReader};
 
 use super::super::layout::{LayoutFiles, unpacked};
 use super::super::loss::Account;
-use super::super::root_target::{RootTarget, bad_entry, components};
+use super::super::root_path::{bad_entry, components};
+use super::super::root_target::RootTarget;
 use super::super::{EntrySink as _, FillReport, next_entry};
 use super::ImageChoice;
 use super::choose::{ChosenLayer, choose};
@@ -48,7 +49,7 @@ pub(in super::super) fn fill_from_image(
         })?;
     }
     target.finish(&mut account)?;
-    Ok(account.into_fill_report(Some(image.configuration)))
+    Ok(FillReport::of(account, Some(image.configuration)))
 }
 
 /// What a layer removes.

@@ -51,3 +51,17 @@ impl From<ProviderError> for Error {
         Self::Provider(Box::new(error))
     }
 }
+
+impl Error {
+    /// Adds the path of the file to an error of a device: devices do not know their path.
+    pub(crate) fn on(self, path: &std::path::Path) -> Self {
+        match self {
+            Self::Device(source @ holdfast_block::Error::Io { .. })
+            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
+                path: path.to_owned(),
+                source,
+            },
+            other => other,
+        }
+    }
+}

@@ -487,17 +487,3 @@ pub enum Error {
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
 }
-
-impl Error {
-    /// Adds the path of the file to an error of a device: devices do not know their path.
-    pub(crate) fn on(self, path: &std::path::Path) -> Self {
-        match self {
-            Self::Device(source @ holdfast_block::Error::Io { .. })
-            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
-                path: path.to_owned(),
-                source,
-            },
-            other => other,
-        }
-    }
-}
