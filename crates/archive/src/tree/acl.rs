@@ -55,15 +55,13 @@ pub(super) fn from_text(text: &[u8]) -> Option<ParsedAcl> {
             _ => return None,
         };
         let tag = tag_of(kind, !qualifier.is_empty())?;
-        let id = match qualifier {
-            "" => NO_ID,
-            name => match name.parse().or_else(|_| number.parse()) {
-                Ok(id) => id,
-                Err(_) => {
-                    unresolved_count += 1;
-                    continue;
-                }
-            },
+        let id = if qualifier.is_empty() {
+            NO_ID
+        } else if let Ok(id) = qualifier.parse().or_else(|_| number.parse()) {
+            id
+        } else {
+            unresolved_count += 1;
+            continue;
         };
         entries.push((tag, id, permission_bits(permissions)?));
     }

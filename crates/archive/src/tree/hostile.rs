@@ -16,7 +16,7 @@ pub(crate) fn tree_tar(bytes: &[u8]) -> Outcome {
     let mut reader = TreeTarReader::new(bytes, EndMarker::Optional);
     let mut entries = Vec::new();
     loop {
-        match reader.next() {
+        match reader.next_entry() {
             Ok(Some(entry)) => {
                 let stored: u64 = entry.extents.iter().map(|extent| extent.end - extent.start).sum();
                 assert!(
@@ -49,7 +49,7 @@ pub(crate) fn tree_tar(bytes: &[u8]) -> Outcome {
     writer.finish().expect("memory");
     let mut again = TreeTarReader::new(&written[..], EndMarker::Required);
     for (entry, data) in entries {
-        let mut read = again.next().expect("a valid archive").expect("as many entries");
+        let mut read = again.next_entry().expect("a valid archive").expect("as many entries");
         let mut same = Vec::new();
         again.by_ref().read_to_end(&mut same).expect("as much data");
         read.offset = entry.offset;

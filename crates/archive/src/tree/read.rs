@@ -74,7 +74,7 @@ impl<R: Read> TreeTarReader<R> {
     ///
     /// # Errors
     /// Reading; a truncated archive, or one that violates the format.
-    pub fn next(&mut self) -> Result<Option<TreeEntry>> {
+    pub fn next_entry(&mut self) -> Result<Option<TreeEntry>> {
         let mut announced = Announced::default();
         while !self.is_finished {
             self.skip(self.left.saturating_add(self.padding))?;

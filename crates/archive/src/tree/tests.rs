@@ -39,7 +39,7 @@ fn written(entries: &[TreeEntry]) -> Vec<u8> {
 fn read(bytes: &[u8]) -> crate::Result<Vec<TreeEntry>> {
     let mut reader = TreeTarReader::new(bytes, EndMarker::Required);
     let mut entries = Vec::new();
-    while let Some(mut entry) = reader.next()? {
+    while let Some(mut entry) = reader.next_entry()? {
         entry.offset = 0;
         entries.push(entry);
     }
@@ -78,7 +78,7 @@ fn what_is_written_is_read_again() {
     holes.extents = vec![0..1, 600..1800, (1 << 40) - 5..1 << 40];
     entries.push(holes.clone());
     entries.push(TreeEntry {
-        extents: vec![512..1024],
+        extents: std::iter::once(512..1024).collect(),
         ..holes.clone()
     });
     entries.push(TreeEntry {
@@ -114,12 +114,12 @@ fn data_is_that_of_the_ranges() {
     let bytes = written(&[entry, file(b"next", 2)]);
     let mut reader = TreeTarReader::new(&bytes[..], EndMarker::Required);
     for expected in [4, 2] {
-        reader.next().unwrap().unwrap();
+        reader.next_entry().unwrap().unwrap();
         let mut data = Vec::new();
         reader.read_to_end(&mut data).unwrap();
         assert_eq!(data, vec![7; expected]);
     }
-    assert!(reader.next().unwrap().is_none());
+    assert!(reader.next_entry().unwrap().is_none());
     assert_eq!(reader.offset(), bytes.len() as u64);
 }
 
@@ -132,8 +132,8 @@ fn a_cut_at_any_byte_is_noticed() {
         assert!(matches!(read(&bytes[..length]), Err(Error::CutOff { .. })), "{length}");
     }
     let mut reader = TreeTarReader::new(&bytes[..end.next_multiple_of(512)], EndMarker::Optional);
-    assert!(reader.next().unwrap().is_some() && reader.next().unwrap().is_some());
-    assert!(reader.next().unwrap().is_none());
+    assert!(reader.next_entry().unwrap().is_some() && reader.next_entry().unwrap().is_some());
+    assert!(reader.next_entry().unwrap().is_none());
 }
 
 #[test]
