@@ -131,7 +131,7 @@ impl<R: Read> TreeTarReader<R> {
         let link_path = records.link_path.take().or(announced.link_path);
         let link_path = link_path.unwrap_or(header.link_path);
         let kind = match header.kind {
-            b'0' | 0 if path.ends_with(b"/") => TreeEntryKind::Directory,
+            b'0' | 0 | b'7' | b'S' if path.ends_with(b"/") => TreeEntryKind::Directory,
             b'0' | 0 | b'7' | b'S' => TreeEntryKind::File,
             b'1' => TreeEntryKind::HardLink(link_path),
             b'2' => TreeEntryKind::SymbolicLink(link_path),

@@ -67,7 +67,8 @@ fn what_is_written_is_read_again() {
         (-2, 1),
         (0, 999_999_999),
         (1 << 40, 120),
-        (i64::MIN + 1, 0),
+        (i64::MIN, 0),
+        (i64::MIN, 1),
     ] {
         entries.push(TreeEntry {
             modified: TreeTime { seconds, nanoseconds },
@@ -171,6 +172,8 @@ fn acls_are_text_and_binary() {
     }
     assert_eq!(to_text(&[2, 0, 0, 0, 1]), None);
     assert_eq!(to_text(&[3, 0, 0, 0]), None);
+    let with_id_of_mask = [2, 0, 0, 0, 0x10, 0, 7, 0, 5, 0, 0, 0];
+    assert_eq!(to_text(&with_id_of_mask), None, "text has no place for this id");
 }
 
 #[test]
