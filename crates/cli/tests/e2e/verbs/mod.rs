@@ -41,6 +41,7 @@ mod restores;
 mod retention;
 mod rights;
 mod sector_sizes;
+mod served_registry;
 mod serving;
 mod status_signals;
 pub(crate) mod virtualbox;
