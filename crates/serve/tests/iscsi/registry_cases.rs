@@ -130,16 +130,8 @@ fn initiators_are_asked_to_log_out_when_the_last_unit_goes() {
         "the removal did not wait for a timeout"
     );
     let mut late = Initiator::connect(&served.server);
-    let request = late.login_request(
-        0x87,
-        format!(
-            "InitiatorName={}\0SessionType=Normal\0TargetName={TARGET}\0",
-            late.name.clone()
-        )
-        .as_bytes(),
-    );
-    late.send(&request);
-    let answer = late.receive().unwrap();
+    let text = format!("InitiatorName={}\0SessionType=Normal\0TargetName={TARGET}\0", late.name);
+    let answer = late.login_request(0x87, text.as_bytes());
     assert_eq!(answer.header[36..38], [2, 3], "the target does not exist");
 }
 

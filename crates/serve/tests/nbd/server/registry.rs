@@ -124,10 +124,8 @@ fn a_forced_removal_completes_requests_in_progress() {
     std::thread::scope(|scope| {
         let removal = scope.spawn(|| registry.0.remove("disk", FORCED, &SystemClock::new()).unwrap());
         wait_for("the removal to begin", || export.is_removed());
-        assert!(
-            Raw::enter(&server.socket(), "disk", Style::Simple, &[]).is_none(),
-            "it is gone for others"
-        );
+        let late = NbdDevice::connect(&Endpoint::Unix(server.socket()), "disk", NbdOptions::default());
+        assert!(late.is_err(), "it is gone for others");
         assert_eq!(*device.flush_count.lock().unwrap(), 0);
         device.open();
         let answer = client.take(16).expect("the write is answered");
