@@ -109,8 +109,8 @@ fn qemu_io(uri: &str, commands: &[&str]) -> String {
 fn write_image(rig: &Rig, name: &str) -> Vec<u8> {
     let content = noise(SIZE, 7);
     rig.write("raw", &content);
-    let words = ["convert", "-O", "qcow2", text(&rig.path("raw")), text(&rig.path(name))];
-    system("qemu-img", &words).unwrap();
+    let (raw, image) = (rig.path("raw"), rig.path(name));
+    system("qemu-img", &["convert", "-O", "qcow2", text(&raw), text(&image)]).unwrap();
     content
 }
 
