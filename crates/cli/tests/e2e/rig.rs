@@ -81,11 +81,6 @@ impl Rig {
             .collect()
     }
 
-    /// The folder of the sockets and pipes of the program.
-    pub(crate) fn runtime_path(&self) -> &std::path::Path {
-        self.runtime.path()
-    }
-
     /// From now on the program sees the file system as this process does, including `/var`.
     pub(crate) fn see_files_of(&mut self, process: u32) {
         self.sees_files_of = Some(process);
