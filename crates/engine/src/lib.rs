@@ -9,7 +9,7 @@
 //! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`],
 //!   [`repair()`]), and names of snapshots ([`SnapshotName`], [`resolve`])
 //! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
-//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`serve_targets`], [`mount()`])
+//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`mount()`])
 //! - `guest_files`: files inside the guests' file systems, from a snapshot ([`open_guest_volumes`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
 //! - `container`: containers with their file systems and snapshots ([`create_container`], [`ContainerMount`], [`take_snapshot`])
@@ -170,8 +170,15 @@ pub use restore::mount::{
     ImageMount, ImageWorkerRequest, MountContent, MountPlace, MountRequest, MountedContent, MountedImage,
     WorkerLauncher, WritableImageMount, mount, serve_writable_image,
 };
-pub use restore::serve::iscsi::{ServeTargetsRequest, ServedUnit, serve_targets};
-pub use restore::serve::{ClientWrites, ServeAddress, ServeRequest, Served, serve};
+pub use restore::serve::control::{
+    AddedExport, AddedExports, AddedWrites, CacheStatus, ClientStatus, ControlAnswer, ControlError, ControlErrorKind,
+    ControlRequest, ExportStatus, ServerStatus, TrafficStatus,
+};
+pub use restore::serve::control_server::{ControlPlace, ask_server, control_sockets};
+pub use restore::serve::doors::ServeAddress;
+pub use restore::serve::images::ServedImage;
+pub use restore::serve::iscsi::{IscsiOptions, UnitRules};
+pub use restore::serve::{ClientWrites, NbdOptions, ServeRequest, ServeSource, SourceChoice, serve};
 pub use template::{
     Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,
     PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest, PullTarget, PulledDisk,

@@ -207,6 +207,10 @@ mod tests {
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
         "serve iscsi",
+        "serve all",
+        "serve add",
+        "serve remove",
+        "serve stop",
         "live-server",
         "files-reader",
         "watchdog",
@@ -229,6 +233,7 @@ mod tests {
     /// Commands that only read, or write to standard output.
     const READING: &[&str] = &[
         "machines",
+        "serve list",
         "list",
         "show",
         "files ls",

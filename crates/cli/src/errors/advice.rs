@@ -205,6 +205,22 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "use another name; --force, where a command has it, replaces the file, and restore --in-place writes only the differences into it",
         ),
+        JobError::ExportNameInUse { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "give an image another name with NAME=IMAGE or --machine; serve a snapshot once",
+        ),
+        JobError::ServedWithoutRepository => advice(
+            Exit::Error,
+            Kind::NoRepository,
+            "start the server with --repository, or serve an image",
+        ),
+        JobError::StandardInputServed | JobError::UnknownImageFormat { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "give the path of an image, and one of the formats of image info",
+        ),
+        JobError::Registry(_) => refused("holdfast serve list shows the exports"),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,

@@ -42,6 +42,7 @@ mod restores;
 mod retention;
 mod rights;
 mod sector_sizes;
+mod served_registry;
 mod serving;
 mod status_signals;
 pub(crate) mod virtualbox;

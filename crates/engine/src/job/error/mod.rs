@@ -206,6 +206,27 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// An export of the server has this name already.
+    #[error("an export is named {name:?} already")]
+    ExportNameInUse {
+        /// The name.
+        name: String,
+    },
+    /// There is no such image format.
+    #[error("{name:?} is not an image format")]
+    UnknownImageFormat {
+        /// The name.
+        name: String,
+    },
+    /// Standard input cannot be served: clients read at any offset.
+    #[error("standard input cannot be served")]
+    StandardInputServed,
+    /// A snapshot is served only if a repository is open.
+    #[error("snapshots need a repository, and the server has none")]
+    ServedWithoutRepository,
+    /// The exports of a server could not be changed.
+    #[error(transparent)]
+    Registry(#[from] holdfast_serve::registry::RegistryError),
     /// Another process writes to a device that is the target of a restore.
     #[error("{} is in use: process {process} ({program}) has it open for writing", path.display())]
     DeviceInUse {
