@@ -1,5 +1,10 @@
 //! Containers: disks in a folder, with snapshots while they are used.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "a failed test needs its seed and the messages of the supervisor"
+)]
+
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::Child;

@@ -102,7 +102,12 @@ fn qemu_io(uri: &str, commands: &[&str]) -> String {
     let is_reading = commands.iter().all(|command| command.starts_with("read"));
     let mode = is_reading.then_some("-r");
     let commands = commands.iter().flat_map(|command| ["-c", command]);
-    let words: Vec<&str> = ["-f", "raw"].into_iter().chain(mode).chain(commands).chain([uri]).collect();
+    let words: Vec<&str> = ["-f", "raw"]
+        .into_iter()
+        .chain(mode)
+        .chain(commands)
+        .chain([uri])
+        .collect();
     let printed = system("qemu-io", &words).unwrap();
     assert!(!printed.contains("failed"), "{printed}");
     printed
