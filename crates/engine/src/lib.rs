@@ -15,12 +15,14 @@
 //! - `container`: containers with their file systems and snapshots ([`create_container`], [`ContainerMount`], [`take_snapshot`])
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
+//! - `container_content`: what fills the root folder of a container, and what packs one ([`fill_root`], [`pack_root`], [`copy_root`])
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
 //! - `replicate`: host snapshots to another pool or host ([`replicate()`])
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
 
 mod capture;
 mod container;
+mod container_content;
 mod doctor;
 mod exchange;
 mod files;
@@ -58,6 +60,10 @@ pub use container::{
     MountedSnapshot, SnapshotDeletion, SnapshotRequest, SnapshotState, TakenSnapshot, UnmountedContainer,
     container_state, create_container, delete_snapshots, fold_layers, grow_container, plan_container_switch,
     serve_container, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
+};
+pub use container_content::{
+    ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
+    PackRootOptions, PackedHoles, TarInput, copy_root, fill_root, pack_root,
 };
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
@@ -109,8 +115,9 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal,
-    ResolveError, ScratchOverrun, ServerFailure, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ContainerContentError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError,
+    NameTaken, Refusal, ResolveError, ScratchOverrun, ServerFailure, SnapshotChoiceError, TemplateError,
+    VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

@@ -68,6 +68,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "container",
             "capture",
             "exchange",
+            "container_content",
             "template",
             "doctor",
             "hostile",

@@ -19,6 +19,12 @@ impl From<crate::ContainerError> for Error {
     }
 }
 
+impl From<crate::ContainerContentError> for Error {
+    fn from(error: crate::ContainerContentError) -> Self {
+        Self::ContainerContent(Box::new(error))
+    }
+}
+
 impl From<crate::GuestFilesError> for Error {
     fn from(error: crate::GuestFilesError) -> Self {
         Self::GuestFiles(Box::new(error))

@@ -3,6 +3,7 @@
 mod choice;
 mod clone;
 mod container;
+mod container_content;
 mod exchange;
 mod exchanged;
 mod from;
@@ -25,6 +26,7 @@ use super::{Interrupted, NameError};
 pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
 pub use container::{ContainerError, ServerFailure};
+pub use container_content::ContainerContentError;
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;
 pub use guest_files::GuestFilesError;
@@ -69,6 +71,9 @@ pub enum Error {
     /// Files inside the guests' file systems.
     #[error(transparent)]
     GuestFiles(Box<crate::GuestFilesError>),
+    /// The content of a container.
+    #[error(transparent)]
+    ContainerContent(Box<crate::ContainerContentError>),
     /// A template.
     #[error(transparent)]
     Template(Box<crate::TemplateError>),
