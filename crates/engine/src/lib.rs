@@ -39,6 +39,10 @@ mod repository;
 mod restore;
 mod template;
 
+pub use capture::container::{
+    ContainerBackupRequest, ContainerChange, ContainerReading, back_up_container, is_kept_for_backup,
+    plan_container_backup,
+};
 pub use capture::foreign_machine::Domain;
 pub use capture::images::{BackupRequest, backup, plan_backup};
 pub use capture::plan::{BackupPlan, PlannedMethod, PlannedRead};
@@ -153,6 +157,7 @@ pub use repository::resolve::{Candidate, resolve};
 pub use repository::sighting::check_sighting;
 pub use repository::snapshot_name::{SnapshotMoment, SnapshotName, SnapshotReference};
 pub use repository::verify::{VerifyImageAgainst, VerifyRequest, scrub, verify};
+pub use restore::container::{ContainerFiles, ContainerTarget, StoredContainer};
 pub use restore::files::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, restore};
 pub use restore::instant::{
     FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, ServerLauncher, UnreadableJobs,

@@ -15,6 +15,9 @@ use super::attach::{FileSystemKind, find_file_system};
 use super::temporary::ServedDisk;
 use crate::job::{Error, Job, Result};
 
+/// How the name of a folder ends in which a container is made; it begins with a dot.
+pub(crate) const PARTIAL_ENDING: &str = ".holdfast-new";
+
 /// A container to create.
 pub struct CreateContainerRequest<'a> {
     /// Its folder, which must not exist.
@@ -57,10 +60,23 @@ pub fn create_container(
     fill: Option<&mut dyn FnMut(&Path) -> Result<BTreeMap<String, String>>>,
     job: Job<'_>,
 ) -> Result<CreateContainerReport> {
-    let folder = &request.folder;
+    create_complete(&request.folder, |partial| create_at(partial, request, fill, job))?;
+    Ok(CreateContainerReport {
+        folder: request.folder.clone(),
+        size_bytes: request.size_bytes,
+        format: request.format,
+        file_system: request.file_system,
+    })
+}
+
+/// Lets `make` create a container in a temporary folder, which then gets its name. After an error nothing is left.
+///
+/// # Errors
+/// The folder exists, or `make` fails.
+pub(crate) fn create_complete<T>(folder: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     let failed = |action: &'static str, source: std::io::Error| Error::File {
         action,
-        path: folder.clone(),
+        path: folder.to_owned(),
         source,
     };
     if folder.symlink_metadata().is_ok() {
@@ -69,25 +85,20 @@ pub fn create_container(
     let partial = partial_of(folder);
     // What a killed process has left.
     remove_partial(&partial).map_err(|error| failed("replace", error))?;
-    let created = create_at(&partial, request, fill, job);
-    if created.is_err() {
+    let made = make(&partial);
+    if made.is_err() {
         remove_partial(&partial).ok();
     }
-    created?;
+    let made = made?;
     holdfast_block::rename_durably(&partial, folder).map_err(|error| failed("create", error))?;
-    Ok(CreateContainerReport {
-        folder: folder.clone(),
-        size_bytes: request.size_bytes,
-        format: request.format,
-        file_system: request.file_system,
-    })
+    Ok(made)
 }
 
 /// The folder in which a container is made.
 fn partial_of(folder: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(folder.file_name().unwrap_or_default());
-    name.push(".holdfast-new");
+    name.push(PARTIAL_ENDING);
     folder.with_file_name(name)
 }
 

@@ -14,6 +14,7 @@ mod change;
 mod control;
 mod create;
 mod place;
+mod remains;
 mod serve;
 mod snapshot_mount;
 mod state;
@@ -22,6 +23,7 @@ mod traffic;
 mod worker;
 
 pub use attach::FileSystemKind;
+pub(crate) use attach::find_file_system;
 pub use change::{
     ContainerState, ContainerTraffic, Growth, SnapshotDeletion, SnapshotRequest, TakenSnapshot, container_state,
     delete_snapshots, fold_layers, grow_container, plan_container_switch, switch_container, take_snapshot,
@@ -29,8 +31,11 @@ pub use change::{
 };
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, create_container};
+pub(crate) use create::{PARTIAL_ENDING, create_complete};
 pub use place::ContainerPlace;
+pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};
 pub use serve::{ContainerMount, ContainerMountRequest, MountedDisk, UnmountedContainer, unmount_container};
 pub use snapshot_mount::{MountedSnapshot, unmount_snapshot};
 pub use state::SnapshotState;
+pub(crate) use temporary::ServedDisk;
 pub use worker::{ContainerWorkerRequest, serve_container};

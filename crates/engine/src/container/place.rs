@@ -9,7 +9,7 @@ use holdfast_image::ContainerTree;
 use crate::job::{Error, Result};
 
 /// Prefix of the runtime folders of mounted containers.
-const RUNTIME_PREFIX: &str = "holdfast-container-";
+pub(super) const RUNTIME_PREFIX: &str = "holdfast-container-";
 /// The disk in the FUSE file system.
 pub(super) const DISK_FILE: &str = "disk.raw";
 
@@ -76,7 +76,7 @@ impl ContainerPlace {
     }
 
     /// The folder of the socket and the disk.
-    pub(super) fn runtime_folder(&self) -> PathBuf {
+    pub(crate) fn runtime_folder(&self) -> PathBuf {
         self.runtime.join(format!("{RUNTIME_PREFIX}{}", self.id))
     }
 

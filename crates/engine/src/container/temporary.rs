@@ -16,11 +16,13 @@ use super::place::DISK_FILE;
 use crate::job::{Error, Job, Result};
 use crate::restore::mount::{LOOK_INTERVAL, WritableContent, owner_of_process};
 
+/// Prefix of the folders of such disks.
+pub(super) const DISK_PREFIX: &str = "holdfast-disk-";
 /// How long the end of the last requests may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A disk as a file in a FUSE file system of this process. It is unmounted on drop.
-pub(super) struct ServedDisk {
+pub(crate) struct ServedDisk {
     folder: PathBuf,
     server: FuseServer,
     /// The folder of this disk alone; none if the user has chosen one.
@@ -45,7 +47,7 @@ impl FileContent for ReadOnlyContent {
 
 impl ServedDisk {
     /// Serves a disk that cannot be written, in a new folder in `runtime`.
-    pub(super) fn read_only(runtime: &Path, disk: Arc<dyn BlockDevice>, events: Arc<dyn MountEvents>) -> Result<Self> {
+    pub(crate) fn read_only(runtime: &Path, disk: Arc<dyn BlockDevice>, events: Arc<dyn MountEvents>) -> Result<Self> {
         Self::in_new_folder(runtime, Arc::new(ReadOnlyContent(disk)), MountAccess::ReadOnly, events)
     }
 
@@ -86,7 +88,7 @@ impl ServedDisk {
             source,
         };
         let own = tempfile::Builder::new()
-            .prefix("holdfast-disk-")
+            .prefix(DISK_PREFIX)
             .tempdir_in(runtime)
             .map_err(failed)?;
         let folder = own.path().join("disk");
@@ -109,7 +111,7 @@ impl ServedDisk {
     }
 
     /// Mounts the file system of the disk while `work` runs.
-    pub(super) fn with_file_system<T>(
+    pub(crate) fn with_file_system<T>(
         &self,
         file_system: FoundFileSystem,
         access: MountAccess,
@@ -139,7 +141,7 @@ impl ServedDisk {
     }
 
     /// Unmounts the disk, and waits for the last requests.
-    pub(super) fn end(self, job: Job<'_>) -> Result<()> {
+    pub(crate) fn end(self, job: Job<'_>) -> Result<()> {
         let deadline = job.clock.now() + PATIENCE;
         while !self.server.is_ended() {
             match unmount_fuse(&self.folder, UnmountMode::Unused) {

@@ -1,0 +1,321 @@
+//! `holdfast restore` of a container: to a container, a directory or an archive.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::{ContainerFiles, ContainerTarget, ContentCounts, ContentLoss, RestoredDisk, StoredContainer};
+use holdfast_image::Format;
+use serde::Serialize;
+
+use super::RestoreArgs;
+use crate::context::Context;
+use crate::context::standard_streams::{StandardOutput, refuse_terminal};
+use crate::errors::Error;
+use crate::exit::Exit;
+use crate::machines::runs;
+use crate::output::{Page, Report};
+use crate::units;
+
+/// Options of `restore` that are about containers.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options for containers")]
+pub(super) struct ContainerRestoreArgs {
+    /// Restore a container to this new folder; --format parallels chooses the format of its layers
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["target", "to_machine", "to_directory", "to_tar"])]
+    to_container: Option<PathBuf>,
+    /// Restore the files of a container to this folder, which is new or empty (as root)
+    ///
+    /// The kernel of this host mounts the file system in the snapshot, read-only. Use it for snapshots of containers
+    /// that you trust; holdfast files restore reads any file system without the kernel.
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["target", "to_machine", "to_tar"])]
+    to_directory: Option<PathBuf>,
+    /// Write the files of a container to this new archive, or to standard output with `-` (as root)
+    ///
+    /// The kernel of this host mounts the file system in the snapshot, as with --to-directory.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "to_machine"])]
+    to_tar: Option<PathBuf>,
+}
+
+/// Where a container is restored.
+#[derive(Clone, Copy)]
+pub(super) enum ContainerPlaceArg<'a> {
+    Container(&'a Path),
+    Directory(&'a Path),
+    Tar(&'a Path),
+}
+
+impl ContainerRestoreArgs {
+    pub(super) fn target(&self) -> Option<ContainerPlaceArg<'_>> {
+        let container = self.to_container.as_deref().map(ContainerPlaceArg::Container);
+        let directory = self.to_directory.as_deref().map(ContainerPlaceArg::Directory);
+        container
+            .or(directory)
+            .or_else(|| self.to_tar.as_deref().map(ContainerPlaceArg::Tar))
+    }
+}
+
+pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &Context) -> Result<Exit, Error> {
+    check(args, target)?;
+    let repository = context.open_repository()?;
+    let zone = context.zone().clone();
+    let stored = context.work(1, |job| {
+        Ok(StoredContainer::find(&repository, &args.snapshot, &zone, job)?)
+    })?;
+    let files = ContainerFiles {
+        runtime: context.runtime_folder(),
+        events: context.mount_events(),
+    };
+    let threads = args.job.thread_count();
+    match target {
+        ContainerPlaceArg::Container(folder) => {
+            let target = ContainerTarget {
+                folder: absolute(folder)?,
+                format: args.format,
+            };
+            let format = stored.format_of(&target);
+            let document = ContainerRestored::new(&stored, args.dry_run, &target.folder);
+            if args.dry_run {
+                refuse_existing(&target.folder)?;
+                return context.report(&ContainerRestored {
+                    format: Some(format.name()),
+                    ..document
+                });
+            }
+            let _noted = runs::note_places([target.folder.as_path()], context);
+            let restored = context.work(threads, |job| {
+                Ok(stored.restore_container(&repository, &target, job)?)
+            })?;
+            context.report(&ContainerRestored {
+                format: Some(format.name()),
+                ..document.with_disk(&restored)
+            })
+        }
+        ContainerPlaceArg::Directory(folder) => {
+            let document = ContainerRestored::new(&stored, args.dry_run, folder);
+            if args.dry_run {
+                return context.report(&document);
+            }
+            let report = context.work(threads, |job| {
+                Ok(stored.restore_directory(&repository, folder, &files, job)?)
+            })?;
+            warn_of_losses(&report.losses, report.loss_count, context);
+            context.report(&document.with_files(report.counts, report.loss_count))
+        }
+        ContainerPlaceArg::Tar(path) if path == Path::new("-") => {
+            let mut output = StandardOutput::open(context)?;
+            let report = context.work(threads, |job| {
+                Ok(stored.restore_tar(&repository, &mut output, &files, job)?)
+            })?;
+            warn_of_losses(&report.losses, report.loss_count, context);
+            // Standard output contains only the archive.
+            Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
+        }
+        ContainerPlaceArg::Tar(path) => {
+            let document = ContainerRestored::new(&stored, args.dry_run, path);
+            if args.dry_run {
+                refuse_existing(path)?;
+                return context.report(&document);
+            }
+            let report = to_archive(&stored, &repository, path, &files, args, context)?;
+            warn_of_losses(&report.losses, report.loss_count, context);
+            context.report(&document.with_files(report.counts, report.loss_count))
+        }
+    }
+}
+
+/// Writes an archive, which is deleted if it is not complete.
+fn to_archive(
+    stored: &StoredContainer,
+    repository: &holdfast_repo::Repository,
+    path: &Path,
+    files: &ContainerFiles,
+    args: &RestoreArgs,
+    context: &Context,
+) -> Result<holdfast_engine::PackReport, Error> {
+    let failed = |action: &'static str| {
+        move |source| Error::File {
+            action,
+            path: path.to_owned(),
+            source,
+        }
+    };
+    let mut file = File::create_new(path).map_err(failed("create"))?;
+    let packed = context.work(args.job.thread_count(), |job| {
+        Ok(stored.restore_tar(repository, &mut file, files, job)?)
+    });
+    let synced = packed.and_then(|report| {
+        file.flush().and_then(|()| file.sync_all()).map_err(failed("write"))?;
+        Ok(report)
+    });
+    if synced.is_err() {
+        std::fs::remove_file(path).ok();
+    }
+    synced
+}
+
+/// Reports options that make no sense for the target.
+fn check(args: &RestoreArgs, target: ContainerPlaceArg<'_>) -> Result<(), Error> {
+    let is_stream = matches!(target, ContainerPlaceArg::Tar(path) if path == Path::new("-"));
+    let wrong = [
+        (args.in_place, "--in-place"),
+        (args.force, "--force"),
+        (args.snapshot.disk.is_some(), ":DISK"),
+        (is_stream && args.dry_run, "--dry-run"),
+        (
+            args.format.is_some() && !matches!(target, ContainerPlaceArg::Container(_)),
+            "--format",
+        ),
+    ];
+    let option = wrong.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+    if let Some(option) = option.or_else(|| args.machine.out_of_place()) {
+        return Err(Error::usage(
+            format!("{option} does not go with a restore to a container, a directory or an archive"),
+            "remove the option",
+        ));
+    }
+    if args
+        .format
+        .is_some_and(|format| ![Format::Qcow2, Format::Parallels].contains(&format))
+    {
+        return Err(Error::usage(
+            "the layers of a container are qcow2 or parallels",
+            "choose one of the two",
+        ));
+    }
+    if is_stream {
+        refuse_terminal()?;
+    }
+    Ok(())
+}
+
+fn absolute(path: &Path) -> Result<PathBuf, Error> {
+    std::path::absolute(path).map_err(|source| Error::File {
+        action: "look at",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn refuse_existing(path: &Path) -> Result<(), Error> {
+    if path.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    Err(Error::File {
+        action: "create",
+        path: path.to_owned(),
+        source: std::io::ErrorKind::AlreadyExists.into(),
+    })
+}
+
+/// Most losses that are shown.
+const LOSSES_SHOWN: usize = 20;
+
+fn warn_of_losses(losses: &[ContentLoss], loss_count: u64, context: &Context) {
+    for loss in losses.iter().take(LOSSES_SHOWN) {
+        context.console().warning(&format!("{}: {}", loss.path, loss.reason));
+    }
+    let rest = loss_count.saturating_sub(losses.len().min(LOSSES_SHOWN) as u64);
+    if rest > 0 {
+        context
+            .console()
+            .warning(&format!("{} more were not carried", units::count(rest)));
+    }
+}
+
+/// Report of `restore` to a container, a directory or an archive.
+#[derive(Debug, Serialize)]
+struct ContainerRestored {
+    dry_run: bool,
+    id: String,
+    machine: String,
+    time: String,
+    target: String,
+    size_bytes: u64,
+    /// The format of the layers; null for files.
+    format: Option<&'static str>,
+    /// Bytes of the disk that were written; null for files.
+    written_bytes: Option<u64>,
+    /// Null for a container.
+    files: Option<FilesDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct FilesDocument {
+    file_count: u64,
+    directory_count: u64,
+    link_count: u64,
+    data_bytes: u64,
+    /// Files and attributes that were not carried.
+    loss_count: u64,
+}
+
+impl ContainerRestored {
+    fn new(stored: &StoredContainer, dry_run: bool, target: &Path) -> Self {
+        Self {
+            dry_run,
+            id: stored.snapshot.id.to_string(),
+            machine: stored.snapshot.machine.clone(),
+            time: holdfast_engine::time_of(&stored.snapshot).to_string(),
+            target: target.display().to_string(),
+            size_bytes: stored.size_bytes(),
+            format: None,
+            written_bytes: None,
+            files: None,
+        }
+    }
+
+    fn with_disk(self, disk: &RestoredDisk) -> Self {
+        Self {
+            written_bytes: Some(disk.written_bytes),
+            ..self
+        }
+    }
+
+    fn with_files(self, counts: ContentCounts, loss_count: u64) -> Self {
+        Self {
+            files: Some(FilesDocument {
+                file_count: counts.file_count,
+                directory_count: counts.directory_count,
+                link_count: counts.link_count + counts.hard_link_count,
+                data_bytes: counts.data_bytes,
+                loss_count,
+            }),
+            ..self
+        }
+    }
+}
+
+impl Report for ContainerRestored {
+    fn command(&self) -> &'static str {
+        "restore"
+    }
+
+    fn is_confirmation(&self) -> bool {
+        !self.dry_run
+    }
+
+    fn human(&self, page: &mut Page) {
+        let what = match (&self.files, self.format, self.written_bytes) {
+            (Some(files), ..) => format!(
+                "{}, {}",
+                units::counted(files.file_count, "file", "files"),
+                units::bytes(files.data_bytes)
+            ),
+            (None, Some(format), Some(written)) => format!(
+                "{} disk of {format} layers, {} written",
+                units::bytes(self.size_bytes),
+                units::bytes(written)
+            ),
+            (None, Some(format), None) => format!("{} disk of {format} layers", units::bytes(self.size_bytes)),
+            (None, None, _) => "the files of its file system".to_owned(),
+        };
+        let would = if self.dry_run { "would restore" } else { "restored" };
+        page.line(&format!(
+            "{}  snapshot {}  {would} to {}: {what}",
+            self.machine,
+            &self.id[..8],
+            self.target
+        ));
+    }
+}
