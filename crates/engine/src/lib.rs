@@ -16,6 +16,7 @@
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
 //! - `container_content`: what fills the root folder of a container, and what packs one ([`fill_root`], [`pack_root`], [`copy_root`])
+//! - `container_restore`: a container, or its files, from a snapshot ([`StoredContainer`])
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
 //! - `replicate`: host snapshots to another pool or host ([`replicate()`])
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
@@ -23,6 +24,7 @@
 mod capture;
 mod container;
 mod container_content;
+mod container_restore;
 mod doctor;
 mod exchange;
 mod files;
@@ -69,6 +71,7 @@ pub use container_content::{
     ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
     PackRootOptions, PackedHoles, TarInput, copy_root, fill_root, pack_root,
 };
+pub use container_restore::{ContainerFiles, ContainerTarget, StoredContainer};
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
     FindingKind, FindingState, Outcome, Repair, doctor,
@@ -157,7 +160,6 @@ pub use repository::resolve::{Candidate, resolve};
 pub use repository::sighting::check_sighting;
 pub use repository::snapshot_name::{SnapshotMoment, SnapshotName, SnapshotReference};
 pub use repository::verify::{VerifyImageAgainst, VerifyRequest, scrub, verify};
-pub use restore::container::{ContainerFiles, ContainerTarget, StoredContainer};
 pub use restore::files::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, restore};
 pub use restore::instant::{
     FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, ServerLauncher, UnreadableJobs,

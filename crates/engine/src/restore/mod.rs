@@ -1,6 +1,5 @@
 //! Restores a snapshot to files, to a machine, or as a device.
 
-pub(crate) mod container;
 mod dry_run;
 pub(crate) mod files;
 pub(crate) mod instant;

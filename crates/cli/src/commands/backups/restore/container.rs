@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use holdfast_engine::{ContainerFiles, ContainerTarget, ContentCounts, ContentLoss, RestoredDisk, StoredContainer};
 use holdfast_image::Format;
 use serde::Serialize;
 
-use super::RestoreArgs;
+use super::{RestoreArgs, RestoredDiskDocument};
 use crate::context::Context;
-use crate::context::standard_streams::{StandardOutput, refuse_terminal};
+use crate::context::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::runs;
@@ -57,6 +58,9 @@ impl ContainerRestoreArgs {
 
 pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &Context) -> Result<Exit, Error> {
     check(args, target)?;
+    if matches!(target, ContainerPlaceArg::Tar(path) if path == Path::new("-")) {
+        context.output().refuse_json("restore to standard output")?;
+    }
     let repository = context.open_repository()?;
     let zone = context.zone().clone();
     let stored = context.work(1, |job| {
@@ -67,32 +71,37 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
         events: context.mount_events(),
     };
     let threads = args.job.thread_count();
+    let document = |kind, target: &Path, format: Option<Format>| {
+        let container = ContainerTargetDocument {
+            kind,
+            target: target.display().to_string(),
+            size_bytes: stored.size_bytes(),
+            format: format.map(Format::name),
+            files: None,
+        };
+        ContainerRestored::new(&stored, args.dry_run, container)
+    };
+    let start = context.clock().now();
+    let duration = || context.clock().now().saturating_sub(start);
     match target {
         ContainerPlaceArg::Container(folder) => {
             let target = ContainerTarget {
                 folder: absolute(folder)?,
                 format: args.format,
             };
-            let format = stored.format_of(&target);
-            let document = ContainerRestored::new(&stored, args.dry_run, &target.folder);
+            let document = document("container", &target.folder, Some(stored.format_of(&target)));
             if args.dry_run {
                 refuse_existing(&target.folder)?;
-                return context.report(&ContainerRestored {
-                    format: Some(format.name()),
-                    ..document
-                });
+                return context.report(&document);
             }
             let _noted = runs::note_places([target.folder.as_path()], context);
             let restored = context.work(threads, |job| {
                 Ok(stored.restore_container(&repository, &target, job)?)
             })?;
-            context.report(&ContainerRestored {
-                format: Some(format.name()),
-                ..document.with_disk(&restored)
-            })
+            context.report(&document.with_disk(&restored, duration()))
         }
         ContainerPlaceArg::Directory(folder) => {
-            let document = ContainerRestored::new(&stored, args.dry_run, folder);
+            let document = document("directory", folder, None);
             if args.dry_run {
                 return context.report(&document);
             }
@@ -100,26 +109,26 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
                 Ok(stored.restore_directory(&repository, folder, &files, job)?)
             })?;
             warn_of_losses(&report.losses, report.loss_count, context);
-            context.report(&document.with_files(report.counts, report.loss_count))
+            context.report(&document.with_files(report.counts, report.loss_count, duration()))
         }
         ContainerPlaceArg::Tar(path) if path == Path::new("-") => {
             let mut output = StandardOutput::open(context)?;
             let report = context.work(threads, |job| {
-                Ok(stored.restore_tar(&repository, &mut output, &files, job)?)
+                stopped_or(stored.restore_tar(&repository, &mut output, &files, job), job)
             })?;
             warn_of_losses(&report.losses, report.loss_count, context);
             // Standard output contains only the archive.
             Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
         }
         ContainerPlaceArg::Tar(path) => {
-            let document = ContainerRestored::new(&stored, args.dry_run, path);
+            let document = document("tar", path, None);
             if args.dry_run {
                 refuse_existing(path)?;
                 return context.report(&document);
             }
             let report = to_archive(&stored, &repository, path, &files, args, context)?;
             warn_of_losses(&report.losses, report.loss_count, context);
-            context.report(&document.with_files(report.counts, report.loss_count))
+            context.report(&document.with_files(report.counts, report.loss_count, duration()))
         }
     }
 }
@@ -230,13 +239,21 @@ struct ContainerRestored {
     id: String,
     machine: String,
     time: String,
+    /// The disk that was written; none for files.
+    disks: Vec<RestoredDiskDocument>,
+    duration_ms: u64,
+    container: ContainerTargetDocument,
+}
+
+#[derive(Debug, Serialize)]
+struct ContainerTargetDocument {
+    /// "container", "directory" or "tar".
+    kind: &'static str,
     target: String,
     size_bytes: u64,
     /// The format of the layers; null for files.
     format: Option<&'static str>,
-    /// Bytes of the disk that were written; null for files.
-    written_bytes: Option<u64>,
-    /// Null for a container.
+    /// What was restored; null for a container and a dry run.
     files: Option<FilesDocument>,
 }
 
@@ -251,38 +268,36 @@ struct FilesDocument {
 }
 
 impl ContainerRestored {
-    fn new(stored: &StoredContainer, dry_run: bool, target: &Path) -> Self {
+    fn new(stored: &StoredContainer, dry_run: bool, container: ContainerTargetDocument) -> Self {
         Self {
             dry_run,
             id: stored.snapshot.id.to_string(),
             machine: stored.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&stored.snapshot).to_string(),
-            target: target.display().to_string(),
-            size_bytes: stored.size_bytes(),
-            format: None,
-            written_bytes: None,
-            files: None,
+            disks: Vec::new(),
+            duration_ms: 0,
+            container,
         }
     }
 
-    fn with_disk(self, disk: &RestoredDisk) -> Self {
+    fn with_disk(self, disk: &RestoredDisk, duration: Duration) -> Self {
         Self {
-            written_bytes: Some(disk.written_bytes),
+            disks: vec![disk.into()],
+            duration_ms: units::millis(duration),
             ..self
         }
     }
 
-    fn with_files(self, counts: ContentCounts, loss_count: u64) -> Self {
-        Self {
-            files: Some(FilesDocument {
-                file_count: counts.file_count,
-                directory_count: counts.directory_count,
-                link_count: counts.link_count + counts.hard_link_count,
-                data_bytes: counts.data_bytes,
-                loss_count,
-            }),
-            ..self
-        }
+    fn with_files(mut self, counts: ContentCounts, loss_count: u64, duration: Duration) -> Self {
+        self.duration_ms = units::millis(duration);
+        self.container.files = Some(FilesDocument {
+            file_count: counts.file_count,
+            directory_count: counts.directory_count,
+            link_count: counts.link_count + counts.hard_link_count,
+            data_bytes: counts.data_bytes,
+            loss_count,
+        });
+        self
     }
 }
 
@@ -296,18 +311,19 @@ impl Report for ContainerRestored {
     }
 
     fn human(&self, page: &mut Page) {
-        let what = match (&self.files, self.format, self.written_bytes) {
+        let container = &self.container;
+        let what = match (&container.files, container.format, self.disks.first()) {
             (Some(files), ..) => format!(
                 "{}, {}",
                 units::counted(files.file_count, "file", "files"),
                 units::bytes(files.data_bytes)
             ),
-            (None, Some(format), Some(written)) => format!(
+            (None, Some(format), Some(disk)) => format!(
                 "{} disk of {format} layers, {} written",
-                units::bytes(self.size_bytes),
-                units::bytes(written)
+                units::bytes(container.size_bytes),
+                units::bytes(disk.written_bytes)
             ),
-            (None, Some(format), None) => format!("{} disk of {format} layers", units::bytes(self.size_bytes)),
+            (None, Some(format), None) => format!("{} disk of {format} layers", units::bytes(container.size_bytes)),
             (None, None, _) => "the files of its file system".to_owned(),
         };
         let would = if self.dry_run { "would restore" } else { "restored" };
@@ -315,7 +331,7 @@ impl Report for ContainerRestored {
             "{}  snapshot {}  {would} to {}: {what}",
             self.machine,
             &self.id[..8],
-            self.target
+            container.target
         ));
     }
 }

@@ -16,8 +16,6 @@ use holdfast_repo::{DiskRecord, Manifest, Repository, TargetState};
 use holdfast_serve::fuse::MountEvents;
 use jiff::tz::TimeZone;
 
-use super::small_stream::bytes_of;
-use super::target::{DiskTarget, RestoredDisk};
 use crate::capture::container::ContainerConfiguration;
 use crate::container::{ServedDisk, create_complete, find_file_system};
 use crate::container_content::{FillReport, PackReport, PackRootOptions, copy_root, pack_root};
@@ -26,6 +24,8 @@ use crate::job::{Job, Result, Unit};
 use crate::notes::{NOTE_CONSISTENCY, NOTE_CONTAINER, STREAM_CONTAINER};
 use crate::repository::open::find_snapshot;
 use crate::repository::snapshot_name::SnapshotName;
+use crate::restore::small_stream::bytes_of;
+use crate::restore::target::{DiskTarget, RestoredDisk};
 
 /// A snapshot of a container.
 pub struct StoredContainer {
