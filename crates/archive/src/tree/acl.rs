@@ -55,15 +55,14 @@ pub(super) fn from_text(text: &[u8]) -> Option<ParsedAcl> {
             _ => return None,
         };
         let tag = tag_of(kind, !qualifier.is_empty())?;
-        let id = match qualifier {
-            "" => NO_ID,
-            name => match name.parse().or_else(|_| number.parse()) {
-                Ok(id) => id,
-                Err(_) => {
-                    unresolved_count += 1;
-                    continue;
-                }
-            },
+        // The mask and others have no id.
+        let id = if qualifier.is_empty() || matches!(tag, 0x10 | 0x20) {
+            NO_ID
+        } else if let Ok(id) = qualifier.parse().or_else(|_| number.parse()) {
+            id
+        } else {
+            unresolved_count += 1;
+            continue;
         };
         entries.push((tag, id, permission_bits(permissions)?));
     }
@@ -110,7 +109,7 @@ fn permission_bits(text: &str) -> Option<u16> {
     })
 }
 
-/// Converts the kernel's form to text with numbers instead of names; `None` if it has an unknown form.
+/// Converts the kernel's form to text with numbers instead of names; `None` if the text would not give the same bytes.
 pub(super) fn to_text(binary: &[u8]) -> Option<String> {
     let (version, mut rest) = binary.split_first_chunk::<4>()?;
     if u32::from_le_bytes(*version) != VERSION {
@@ -137,5 +136,8 @@ pub(super) fn to_text(binary: &[u8]) -> Option<String> {
             letter(1, 'x')
         ));
     }
-    Some(entries.join(","))
+    let text = entries.join(",");
+    from_text(text.as_bytes())
+        .is_some_and(|parsed| parsed.binary.as_deref() == Some(binary))
+        .then_some(text)
 }

@@ -153,24 +153,20 @@ fn optional<N: std::str::FromStr>(value: &[u8]) -> Option<Option<N>> {
 fn time(value: &[u8]) -> Option<TreeTime> {
     let text = std::str::from_utf8(value).ok()?;
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let (sign, whole) = match whole.strip_prefix('-') {
-        Some(whole) => (-1, whole),
-        None => (1, whole),
-    };
+    let unsigned = whole.strip_prefix('-');
     let is_digits = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-    if whole.is_empty() || !is_digits(whole) || !is_digits(fraction) {
+    if whole.starts_with('+') || unsigned == Some("") || !is_digits(fraction) {
         return None;
     }
     let seconds: i64 = whole.parse().ok()?;
     let digits = fraction.bytes().chain(std::iter::repeat(b'0')).take(9);
     let nanoseconds = digits.fold(0_u32, |sum, digit| sum * 10 + u32::from(digit - b'0'));
-    let seconds = seconds * sign;
-    Some(match (sign, nanoseconds) {
-        (1, _) | (_, 0) => TreeTime { seconds, nanoseconds },
-        _ => TreeTime {
-            seconds: seconds.checked_sub(1)?,
-            nanoseconds: 1_000_000_000 - nanoseconds,
-        },
+    if unsigned.is_none() || nanoseconds == 0 {
+        return Some(TreeTime { seconds, nanoseconds });
+    }
+    Some(TreeTime {
+        seconds: seconds.checked_sub(1)?,
+        nanoseconds: 1_000_000_000 - nanoseconds,
     })
 }
 

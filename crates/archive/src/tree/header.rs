@@ -6,6 +6,9 @@ use super::{DeviceNumber, TreeTime};
 use crate::tar::{BLOCK_BYTES, checksum, corrupt, octal};
 use crate::{Error, Result};
 
+/// More than Linux has: 12 bits for the driver, 20 for the device.
+const DEVICE_PART_MAX: u32 = 0o7_777_777;
+
 /// The fields of a header. Numbers that a real archive may lack are 0 there.
 pub(super) struct MemberHeader {
     pub(super) kind: u8,
@@ -49,12 +52,17 @@ impl MemberHeader {
             let value = value(field, what)?;
             u32::try_from(value).map_err(|_| wrong(format!("its {what} is {value} (member {})", shown(&path))))
         };
+        let part = |field: &[u8]| {
+            let part = small(field, "device number")?;
+            let detail = || wrong(format!("its device number is {part} (member {})", shown(&path)));
+            Some(part).filter(|part| *part <= DEVICE_PART_MAX).ok_or_else(detail)
+        };
         let kind = fields.byte::<156>();
         // Other kinds of members have any bytes there.
         let device = match kind {
             b'3' | b'4' => DeviceNumber {
-                major: small(fields.field::<329, 8>(), "device number")?,
-                minor: small(fields.field::<337, 8>(), "device number")?,
+                major: part(fields.field::<329, 8>())?,
+                minor: part(fields.field::<337, 8>())?,
             },
             _ => DeviceNumber { major: 0, minor: 0 },
         };

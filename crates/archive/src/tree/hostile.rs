@@ -4,6 +4,8 @@ use std::io::Read as _;
 
 use holdfast_block::hostile::Outcome;
 
+use crate::tar::{BLOCK_BYTES, checksum};
+
 use super::{
     DeviceNumber, EndMarker, ExtendedAttribute, TreeEntry, TreeEntryKind, TreeTarReader, TreeTarWriter, TreeTime,
 };
@@ -13,10 +15,11 @@ const DATA_BYTES_MAX: u64 = 1 << 16;
 
 /// Reads an archive. If it is valid, an archive with the same entries must give the same entries.
 pub(crate) fn tree_tar(bytes: &[u8]) -> Outcome {
-    let mut reader = TreeTarReader::new(bytes, EndMarker::Optional);
+    let bytes = with_checksums(bytes);
+    let mut reader = TreeTarReader::new(&bytes[..], EndMarker::Optional);
     let mut entries = Vec::new();
     loop {
-        match reader.next() {
+        match reader.next_entry() {
             Ok(Some(entry)) => {
                 let stored: u64 = entry.extents.iter().map(|extent| extent.end - extent.start).sum();
                 assert!(
@@ -49,7 +52,7 @@ pub(crate) fn tree_tar(bytes: &[u8]) -> Outcome {
     writer.finish().expect("memory");
     let mut again = TreeTarReader::new(&written[..], EndMarker::Required);
     for (entry, data) in entries {
-        let mut read = again.next().expect("a valid archive").expect("as many entries");
+        let mut read = again.next_entry().expect("a valid archive").expect("as many entries");
         let mut same = Vec::new();
         again.by_ref().read_to_end(&mut same).expect("as much data");
         read.offset = entry.offset;
@@ -61,6 +64,20 @@ pub(crate) fn tree_tar(bytes: &[u8]) -> Outcome {
         }
     }
     Outcome::Decoded
+}
+
+/// The archive with correct checksums of its headers, as an attacker would write it.
+fn with_checksums(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    for block in bytes.as_chunks_mut::<BLOCK_BYTES>().0 {
+        if block.get(257..262) == Some(b"ustar") {
+            let text = format!("{:06o}\0 ", checksum(block));
+            if let Some(field) = block.get_mut(148..156) {
+                field.copy_from_slice(text.as_bytes());
+            }
+        }
+    }
+    bytes
 }
 
 fn entry(path: &str, kind: TreeEntryKind) -> TreeEntry {

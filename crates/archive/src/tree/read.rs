@@ -74,7 +74,7 @@ impl<R: Read> TreeTarReader<R> {
     ///
     /// # Errors
     /// Reading; a truncated archive, or one that violates the format.
-    pub fn next(&mut self) -> Result<Option<TreeEntry>> {
+    pub fn next_entry(&mut self) -> Result<Option<TreeEntry>> {
         let mut announced = Announced::default();
         while !self.is_finished {
             self.skip(self.left.saturating_add(self.padding))?;
@@ -131,7 +131,7 @@ impl<R: Read> TreeTarReader<R> {
         let link_path = records.link_path.take().or(announced.link_path);
         let link_path = link_path.unwrap_or(header.link_path);
         let kind = match header.kind {
-            b'0' | 0 if path.ends_with(b"/") => TreeEntryKind::Directory,
+            b'0' | 0 | b'7' | b'S' if path.ends_with(b"/") => TreeEntryKind::Directory,
             b'0' | 0 | b'7' | b'S' => TreeEntryKind::File,
             b'1' => TreeEntryKind::HardLink(link_path),
             b'2' => TreeEntryKind::SymbolicLink(link_path),

@@ -169,13 +169,19 @@ fn has_holes(entry: &TreeEntry) -> bool {
 /// The map of version 1.0, padded to whole blocks. A hole at the end is an empty range there.
 fn map_text(extents: &[Range<u64>], size_bytes: u64) -> Vec<u8> {
     let ends_with_hole = extents.last().is_none_or(|last| last.end < size_bytes);
-    let mut text = format!("{}\n", extents.len() + usize::from(ends_with_hole));
-    for extent in extents {
-        text.push_str(&format!("{}\n{}\n", extent.start, extent.end - extent.start));
-    }
+    let mut numbers = vec![extents.len() as u64 + u64::from(ends_with_hole)];
+    numbers.extend(
+        extents
+            .iter()
+            .flat_map(|extent| [extent.start, extent.end - extent.start]),
+    );
     if ends_with_hole {
-        text.push_str(&format!("{size_bytes}\n0\n"));
+        numbers.extend([size_bytes, 0]);
     }
+    let text: String = numbers
+        .iter()
+        .flat_map(|number| [number.to_string(), "\n".to_owned()])
+        .collect();
     let mut map = text.into_bytes();
     map.resize(map.len().next_multiple_of(BLOCK_BYTES), 0);
     map
@@ -242,12 +248,11 @@ fn push_attributes(records: &mut Vec<u8>, entry: &TreeEntry) {
             acl::DEFAULT => Some(ACL_DEFAULT),
             _ => None,
         };
-        match key.zip(acl::to_text(&attribute.value)) {
-            Some((key, text)) => push_record(records, key, text.as_bytes()),
-            None => {
-                let key = [XATTR, &encoded_name(&attribute.name)].concat();
-                push_record(records, &key, &attribute.value);
-            }
+        if let Some((key, text)) = key.zip(acl::to_text(&attribute.value)) {
+            push_record(records, key, text.as_bytes());
+        } else {
+            let key = [XATTR, &encoded_name(&attribute.name)].concat();
+            push_record(records, &key, &attribute.value);
         }
     }
 }

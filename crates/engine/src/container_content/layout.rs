@@ -96,8 +96,9 @@ impl BlobDigest {
 
     pub(super) fn matches(&self, context: Context) -> bool {
         let hash = context.finish();
-        let hex: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        hex == self.hex
+        let digits = hash.as_ref().iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+        let hex = digits.filter_map(|digit| char::from_digit(u32::from(digit), 16));
+        hex.eq(self.hex.chars())
     }
 }
 

@@ -148,7 +148,7 @@ fn fill_from_tar(mut target: RootTarget, input: TarInput, job: Job<'_>) -> Resul
 }
 
 fn next_entry<R: Read>(reader: &mut TreeTarReader<R>, origin: &str) -> Result<Option<TreeEntry>> {
-    let next = reader.next().map_err(|source| ContainerContentError::Archive {
+    let next = reader.next_entry().map_err(|source| ContainerContentError::Archive {
         origin: origin.to_owned(),
         source,
     });

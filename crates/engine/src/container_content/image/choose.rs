@@ -42,7 +42,7 @@ pub(super) fn choose(files: &LayoutFiles, path: &Path, choice: &ImageChoice) -> 
         return from_index(files, index.manifests.unwrap_or_default(), choice);
     }
     if let Some(manifest) = files.document("manifest.json")? {
-        return from_saved(files, parse(&manifest, "manifest.json")?, choice);
+        return from_saved(files, &parse::<Vec<SavedImage>>(&manifest, "manifest.json")?, choice);
     }
     Err(layout_error(path, "it has neither index.json nor manifest.json"))
 }
@@ -79,7 +79,7 @@ fn from_index(files: &LayoutFiles, manifests: Vec<Descriptor>, choice: &ImageCho
         return Err(ContainerContentError::SeveralImages { present: names() }.into());
     }
     let reference = first.name().map(str::to_owned);
-    let mut image = from_manifests(files, candidates, choice, 0)?;
+    let mut image = from_manifests(files, &candidates, choice, 0)?;
     image.configuration.reference = reference;
     Ok(image)
 }
@@ -95,7 +95,7 @@ fn is_attestation(descriptor: &Descriptor) -> bool {
 
 fn from_manifests(
     files: &LayoutFiles,
-    candidates: Vec<Descriptor>,
+    candidates: &[Descriptor],
     choice: &ImageChoice,
     depth: usize,
 ) -> Result<ChosenImage> {
@@ -118,8 +118,8 @@ fn from_manifests(
         ));
     }
     if let Some(manifests) = document.manifests {
-        let manifests = manifests.into_iter().filter(|one| !is_attestation(one)).collect();
-        return from_manifests(files, manifests, choice, depth + 1);
+        let manifests: Vec<_> = manifests.into_iter().filter(|one| !is_attestation(one)).collect();
+        return from_manifests(files, &manifests, choice, depth + 1);
     }
     let (Some(config), Some(layers)) = (document.config, document.layers) else {
         let media_type = document.media_type.unwrap_or_else(|| chosen.media_type.clone());
@@ -164,7 +164,7 @@ fn check_layer_types(config: &Descriptor, layers: &[Descriptor], digest: &str) -
 
 /// An image of `docker save` without an image layout: layers are named by their folders, and checked by the digests of their
 /// unpacked content.
-fn from_saved(files: &LayoutFiles, images: Vec<SavedImage>, choice: &ImageChoice) -> Result<ChosenImage> {
+fn from_saved(files: &LayoutFiles, images: &[SavedImage], choice: &ImageChoice) -> Result<ChosenImage> {
     let tags = |image: &SavedImage| image.repo_tags.clone().unwrap_or_default();
     let present = || -> Vec<String> {
         let named = images

@@ -11,10 +11,10 @@ use crate::container_content::{ImageChoice, ImagePlatform};
 use crate::job::Result;
 
 fn sha256(bytes: &[u8]) -> String {
-    digest(&SHA256, bytes)
-        .as_ref()
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
+    let hash = digest(&SHA256, bytes);
+    let digits = hash.as_ref().iter().flat_map(|byte| [byte >> 4, byte & 0xf]);
+    digits
+        .filter_map(|digit| char::from_digit(u32::from(digit), 16))
         .collect()
 }
 
