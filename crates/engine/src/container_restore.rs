@@ -69,7 +69,7 @@ impl StoredContainer {
         let (Some(disk), Some(configuration)) = (disk, configuration) else {
             return Err(ContainerError::NotOfContainer {
                 machine: snapshot.machine.clone(),
-                snapshot: snapshot.id.short().to_string(),
+                snapshot: snapshot.id.short(),
             }
             .into());
         };

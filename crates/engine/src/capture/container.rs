@@ -214,13 +214,12 @@ impl PreparedMachine for ContainerCapture<'_> {
         self.take()
     }
 
-    fn read<'h>(&'h self, held: &mut HeldContainer) -> Result<ContainerReading> {
+    fn read(&self, held: &mut HeldContainer) -> Result<ContainerReading> {
         let point = held.point.as_ref().expect("it is opened with the snapshot");
-        let read = self.store(held, point)?;
-        Ok(read)
+        self.store(held, point)
     }
 
-    fn release<'h>(&'h self, held: HeldContainer, read: Result<ContainerReading>) -> Result<ContainerReading> {
+    fn release(&self, held: HeldContainer, read: Result<ContainerReading>) -> Result<ContainerReading> {
         self.release_layers(held, read)
     }
 

@@ -21,7 +21,8 @@ use crate::machine::run_journal::JournalPlace;
 
 /// Examines the runtime folder, the named containers, those that are mounted, and those that dead processes noted.
 pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
-    let mut folders: BTreeSet<PathBuf> = request.containers.iter().cloned().collect();
+    let canonical = |folder: PathBuf| folder.canonicalize().unwrap_or(folder);
+    let mut folders: BTreeSet<PathBuf> = request.containers.iter().cloned().map(canonical).collect();
     if request.everything || !request.containers.is_empty() {
         let now_ms = (request.now_ms)();
         let named: Vec<PathBuf> = request
@@ -46,7 +47,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
         }
     }
     let noted = seen.places.iter().map(|place| place.place.clone());
-    folders.extend(noted.filter(|place| is_container(place)));
+    folders.extend(noted.filter(|place| is_container(place)).map(canonical));
     for folder in folders {
         match examine(request, &folder) {
             Ok(container) => seen.containers.push(container),
@@ -242,7 +243,10 @@ pub(super) fn delete_partial(folder: &Path) -> Result<String, String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{Action, FindingKind, Repair, RuntimeRemains, RuntimeState, diagnose};
+    use super::{
+        Action, ContainerLock, FindingKind, Repair, RuntimeRemains, RuntimeState, delete_partial, diagnose,
+        partial_containers,
+    };
     use crate::doctor::seen::{Seen, SeenContainer, SeenLayer, SeenRepository};
 
     fn layer(id: &str, repository: &str) -> SeenLayer {
@@ -288,6 +292,22 @@ mod tests {
         assert_eq!(finding.since_ms, Some(5000));
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains("repository bb"));
+    }
+
+    #[test]
+    fn a_container_that_was_not_completed_is_left_alone_while_it_is_made() {
+        let place = tempfile::tempdir().unwrap();
+        for name in [".web1.holdfast-new", "web2.holdfast-new", ".web3"] {
+            std::fs::create_dir(place.path().join(name)).unwrap();
+        }
+        let partial = place.path().join(".web1.holdfast-new");
+        let lock = ContainerLock::take(&partial).unwrap();
+        assert!(partial_containers(place.path()).is_empty());
+        assert!(delete_partial(&partial).unwrap_err().contains("using it"));
+        drop(lock);
+        assert_eq!(partial_containers(place.path()), [&partial]);
+        delete_partial(&partial).unwrap();
+        assert!(!partial.exists());
     }
 
     #[test]

@@ -103,13 +103,13 @@ impl ContainerCapture<'_> {
 
     /// Deletes snapshots. Returns whether that is complete; a failure is a warning, since it does not affect the backup.
     fn delete(&self, names: Result<Vec<String>>, job: Job<'_>) -> bool {
-        let deleted = names.and_then(|names| match &names[..] {
-            [] => Ok(()),
-            _ => {
-                job.progress
-                    .phase("merging the layers of the backup before", Unit::Bytes);
-                delete_snapshots(&self.request.place, &names, job).map(drop)
+        let deleted = names.and_then(|names| {
+            if names.is_empty() {
+                return Ok(());
             }
+            job.progress
+                .phase("merging the layers of the backup before", Unit::Bytes);
+            delete_snapshots(&self.request.place, &names, job).map(drop)
         });
         if let Err(error) = &deleted {
             self.job.progress.warning(&format!(

@@ -147,18 +147,7 @@ pub(super) fn run(
         ));
     }
     let repository = context.open_repository()?;
-    let mut turns = Turns {
-        context,
-        machine_count,
-        begun_count: 0,
-        done: Vec::new(),
-        planned: Vec::new(),
-        failed: Vec::new(),
-    };
-    let left_out_machines = left_out
-        .into_iter()
-        .map(|(name, reason)| LeftOut::new(name, reason))
-        .collect();
+    let mut turns = Turns::new(context, machine_count);
     for one in &chosen {
         turns.take(&one.said, || {
             back_up(one, args, snapshot, &hypervisors, &repository, context)
@@ -182,14 +171,7 @@ pub(super) fn run(
             of_containers::back_up(one, args, snapshot, &repository, context)
         })?;
     }
-    if args.dry_run {
-        return context.report(&BackupsPlanned::new(turns.planned, turns.failed, left_out_machines));
-    }
-    context.report(&MachinesDone {
-        machines: turns.done,
-        failed: turns.failed,
-        left_out_machines,
-    })
+    turns.report(args, left_out)
 }
 
 /// State of a command that backs up several machines one after another.
@@ -202,7 +184,33 @@ struct Turns<'a> {
     failed: Vec<Failed>,
 }
 
-impl Turns<'_> {
+impl<'a> Turns<'a> {
+    fn new(context: &'a Context, machine_count: usize) -> Self {
+        Self {
+            context,
+            machine_count,
+            begun_count: 0,
+            done: Vec::new(),
+            planned: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Reports what was done, or planned; `left_out` are machines that were not chosen, with the reason.
+    fn report(self, args: &BackupArgs, left_out: Vec<(String, &'static str)>) -> Result<Exit, Error> {
+        let left_out = left_out.into_iter();
+        let left_out_machines = left_out.map(|(name, reason)| LeftOut::new(name, reason)).collect();
+        if args.dry_run {
+            let planned = BackupsPlanned::new(self.planned, self.failed, left_out_machines);
+            return self.context.report(&planned);
+        }
+        self.context.report(&MachinesDone {
+            machines: self.done,
+            failed: self.failed,
+            left_out_machines,
+        })
+    }
+
     /// Backs up the next machine. Its error ends the command only if it is the only machine, or if the command was
     /// interrupted.
     fn take(&mut self, said: &str, back_up: impl FnOnce() -> Result<Turn, Error>) -> Result<(), Error> {

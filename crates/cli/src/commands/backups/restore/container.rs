@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use holdfast_engine::{ContainerFiles, ContainerTarget, ContentCounts, ContentLoss, RestoredDisk, StoredContainer};
 use holdfast_image::Format;
+use holdfast_repo::Repository;
 use serde::Serialize;
 
 use super::{RestoreArgs, RestoredDiskDocument};
@@ -23,19 +24,19 @@ use crate::units;
 #[command(next_help_heading = "Options for containers")]
 pub(super) struct ContainerRestoreArgs {
     /// Restore a container to this new folder; --format parallels chooses the format of its layers
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["target", "to_machine", "to_directory", "to_tar"])]
-    to_container: Option<PathBuf>,
+    #[arg(long = "to-container", id = "to_container", value_name = "FOLDER", conflicts_with_all = ["target", "to_machine", "to_directory", "to_tar"])]
+    container: Option<PathBuf>,
     /// Restore the files of a container to this folder, which is new or empty (as root)
     ///
     /// The kernel of this host mounts the file system in the snapshot, read-only. Use it for snapshots of containers
     /// that you trust; holdfast files restore reads any file system without the kernel.
-    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["target", "to_machine", "to_tar"])]
-    to_directory: Option<PathBuf>,
+    #[arg(long = "to-directory", id = "to_directory", value_name = "FOLDER", conflicts_with_all = ["target", "to_machine", "to_tar"])]
+    directory: Option<PathBuf>,
     /// Write the files of a container to this new archive, or to standard output with `-` (as root)
     ///
     /// The kernel of this host mounts the file system in the snapshot, as with --to-directory.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "to_machine"])]
-    to_tar: Option<PathBuf>,
+    #[arg(long = "to-tar", id = "to_tar", value_name = "FILE", conflicts_with_all = ["target", "to_machine"])]
+    tar: Option<PathBuf>,
 }
 
 /// Where a container is restored.
@@ -48,24 +49,22 @@ pub(super) enum ContainerPlaceArg<'a> {
 
 impl ContainerRestoreArgs {
     pub(super) fn target(&self) -> Option<ContainerPlaceArg<'_>> {
-        let container = self.to_container.as_deref().map(ContainerPlaceArg::Container);
-        let directory = self.to_directory.as_deref().map(ContainerPlaceArg::Directory);
+        let container = self.container.as_deref().map(ContainerPlaceArg::Container);
+        let directory = self.directory.as_deref().map(ContainerPlaceArg::Directory);
         container
             .or(directory)
-            .or_else(|| self.to_tar.as_deref().map(ContainerPlaceArg::Tar))
+            .or_else(|| self.tar.as_deref().map(ContainerPlaceArg::Tar))
     }
 }
 
 pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &Context) -> Result<Exit, Error> {
     check(args, target)?;
-    if matches!(target, ContainerPlaceArg::Tar(path) if path == Path::new("-")) {
+    if matches!(target, ContainerPlaceArg::Tar(path) if is_stdout(path)) {
         context.output().refuse_json("restore to standard output")?;
     }
     let repository = context.open_repository()?;
     let zone = context.zone().clone();
-    let stored = context.work(1, |job| {
-        Ok(StoredContainer::find(&repository, &args.snapshot, &zone, job)?)
-    })?;
+    let stored = context.work(1, |job| StoredContainer::find(&repository, &args.snapshot, &zone, job))?;
     let files = ContainerFiles {
         runtime: context.runtime_folder(),
         events: context.mount_events(),
@@ -95,9 +94,7 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
                 return context.report(&document);
             }
             let _noted = runs::note_places([target.folder.as_path()], context);
-            let restored = context.work(threads, |job| {
-                Ok(stored.restore_container(&repository, &target, job)?)
-            })?;
+            let restored = context.work(threads, |job| stored.restore_container(&repository, &target, job))?;
             context.report(&document.with_disk(&restored, duration()))
         }
         ContainerPlaceArg::Directory(folder) => {
@@ -106,20 +103,12 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
                 return context.report(&document);
             }
             let report = context.work(threads, |job| {
-                Ok(stored.restore_directory(&repository, folder, &files, job)?)
+                stored.restore_directory(&repository, folder, &files, job)
             })?;
             warn_of_losses(&report.losses, report.loss_count, context);
             context.report(&document.with_files(report.counts, report.loss_count, duration()))
         }
-        ContainerPlaceArg::Tar(path) if path == Path::new("-") => {
-            let mut output = StandardOutput::open(context)?;
-            let report = context.work(threads, |job| {
-                stopped_or(stored.restore_tar(&repository, &mut output, &files, job), job)
-            })?;
-            warn_of_losses(&report.losses, report.loss_count, context);
-            // Standard output contains only the archive.
-            Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
-        }
+        ContainerPlaceArg::Tar(path) if is_stdout(path) => to_stdout(&stored, &repository, &files, args, context),
         ContainerPlaceArg::Tar(path) => {
             let document = document("tar", path, None);
             if args.dry_run {
@@ -133,10 +122,30 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
     }
 }
 
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+fn to_stdout(
+    stored: &StoredContainer,
+    repository: &Repository,
+    files: &ContainerFiles,
+    args: &RestoreArgs,
+    context: &Context,
+) -> Result<Exit, Error> {
+    let mut output = StandardOutput::open(context)?;
+    let report = context.work(args.job.thread_count(), |job| {
+        stopped_or(stored.restore_tar(repository, &mut output, files, job), job)
+    })?;
+    warn_of_losses(&report.losses, report.loss_count, context);
+    // Standard output contains only the archive.
+    Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
+}
+
 /// Writes an archive, which is deleted if it is not complete.
 fn to_archive(
     stored: &StoredContainer,
-    repository: &holdfast_repo::Repository,
+    repository: &Repository,
     path: &Path,
     files: &ContainerFiles,
     args: &RestoreArgs,
@@ -151,7 +160,7 @@ fn to_archive(
     };
     let mut file = File::create_new(path).map_err(failed("create"))?;
     let packed = context.work(args.job.thread_count(), |job| {
-        Ok(stored.restore_tar(repository, &mut file, files, job)?)
+        stored.restore_tar(repository, &mut file, files, job)
     });
     let synced = packed.and_then(|report| {
         file.flush().and_then(|()| file.sync_all()).map_err(failed("write"))?;
@@ -165,7 +174,7 @@ fn to_archive(
 
 /// Reports options that make no sense for the target.
 fn check(args: &RestoreArgs, target: ContainerPlaceArg<'_>) -> Result<(), Error> {
-    let is_stream = matches!(target, ContainerPlaceArg::Tar(path) if path == Path::new("-"));
+    let is_stream = matches!(target, ContainerPlaceArg::Tar(path) if is_stdout(path));
     let wrong = [
         (args.in_place, "--in-place"),
         (args.force, "--force"),
