@@ -16,6 +16,7 @@
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
 //! - `container_content`: what fills the root folder of a container, and what packs one ([`fill_root`], [`pack_root`], [`copy_root`])
+//! - `container_restore`: a container, or its files, from a snapshot ([`StoredContainer`])
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
 //! - `replicate`: host snapshots to another pool or host ([`replicate()`])
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
@@ -23,6 +24,7 @@
 mod capture;
 mod container;
 mod container_content;
+mod container_restore;
 mod doctor;
 mod exchange;
 mod files;
@@ -39,6 +41,10 @@ mod repository;
 mod restore;
 mod template;
 
+pub use capture::container::{
+    ContainerBackupRequest, ContainerChange, ContainerReading, back_up_container, is_kept_for_backup,
+    plan_container_backup,
+};
 pub use capture::foreign_machine::Domain;
 pub use capture::images::{BackupRequest, backup, plan_backup};
 pub use capture::plan::{BackupPlan, PlannedMethod, PlannedRead};
@@ -67,6 +73,7 @@ pub use container_content::{
     ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
     PackRootOptions, PackedHoles, TarInput, copy_root, fill_root, pack_root,
 };
+pub use container_restore::{ContainerFiles, ContainerTarget, StoredContainer};
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
     FindingKind, FindingState, Outcome, Repair, doctor,

@@ -69,6 +69,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "capture",
             "exchange",
             "container_content",
+            "container_restore",
             "template",
             "doctor",
             "hostile",

@@ -132,7 +132,7 @@ fn run(tools: &dyn Tools, program: &str, arguments: &[&str], package: &'static s
 
 /// The file system on a disk, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FoundFileSystem {
+pub(crate) struct FoundFileSystem {
     pub(super) kind: FileSystemKind,
     pub(super) offset: u64,
     /// Its length if it is in a partition.
@@ -140,7 +140,7 @@ pub(super) struct FoundFileSystem {
 }
 
 /// Finds the only file system on the disk of the container at `container`.
-pub(super) fn find_file_system(disk: Arc<dyn BlockDevice>, container: &Path) -> Result<FoundFileSystem> {
+pub(crate) fn find_file_system(disk: Arc<dyn BlockDevice>, container: &Path) -> Result<FoundFileSystem> {
     let size_bytes = disk.size_bytes();
     let source = DiskSource {
         name: "disk".to_owned(),

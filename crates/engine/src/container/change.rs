@@ -27,6 +27,8 @@ pub struct SnapshotRequest {
     pub comment: String,
     /// The current time, in seconds since 1970.
     pub created_s: u64,
+    /// Further facts to record.
+    pub properties: BTreeMap<String, String>,
     /// Whether the file system of a mounted container is frozen.
     pub consistency: Consistency,
 }
@@ -95,7 +97,7 @@ pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job
                 name: request.name.clone(),
                 comment: request.comment.clone(),
                 created_s: request.created_s,
-                properties: BTreeMap::new(),
+                properties: request.properties.clone(),
                 consistency: request.consistency,
             };
             match client.call(asked, job)? {
@@ -115,14 +117,16 @@ pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job
             }
         }
         Access::Offline(offline) => {
+            let mut properties = request.properties.clone();
+            properties.insert(
+                CONSISTENCY_PROPERTY.to_owned(),
+                SnapshotState::Unmounted.word().to_owned(),
+            );
             let prepared = offline.chain.prepare_snapshot(NewSnapshot {
                 name: request.name.clone(),
                 comment: request.comment.clone(),
                 created_s: Some(request.created_s),
-                properties: BTreeMap::from([(
-                    CONSISTENCY_PROPERTY.to_owned(),
-                    SnapshotState::Unmounted.word().to_owned(),
-                )]),
+                properties,
             })?;
             (prepared.commit()?.to_string(), SnapshotState::Unmounted, 0)
         }

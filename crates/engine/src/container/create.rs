@@ -15,6 +15,8 @@ use crate::job::{Error, Job, Result};
 
 /// Fills the root folder of a new container, and returns facts to record.
 pub type RootFiller<'a> = dyn FnMut(&Path) -> Result<BTreeMap<String, String>> + 'a;
+/// How the name of a folder ends in which a container is made; it begins with a dot.
+pub(crate) const PARTIAL_ENDING: &str = ".holdfast-new";
 
 /// A container to create.
 pub struct CreateContainerRequest<'a> {
@@ -58,37 +60,48 @@ pub fn create_container(
     fill: Option<&mut RootFiller<'_>>,
     job: Job<'_>,
 ) -> Result<CreateContainerReport> {
-    let folder = &request.folder;
-    let failed = |action: &'static str, source: std::io::Error| Error::File {
-        action,
-        path: folder.clone(),
-        source,
-    };
-    if folder.symlink_metadata().is_ok() {
-        return Err(ContainerError::Exists { folder: folder.clone() }.into());
-    }
-    let partial = partial_of(folder);
-    // What a killed process has left.
-    remove_partial(&partial).map_err(|error| failed("replace", error))?;
-    let created = create_at(&partial, request, fill, job);
-    if created.is_err() {
-        remove_partial(&partial).ok();
-    }
-    created?;
-    holdfast_block::rename_durably(&partial, folder).map_err(|error| failed("create", error))?;
+    create_complete(&request.folder, |partial| create_at(partial, request, fill, job))?;
     Ok(CreateContainerReport {
-        folder: folder.clone(),
+        folder: request.folder.clone(),
         size_bytes: request.size_bytes,
         format: request.format,
         file_system: request.file_system,
     })
 }
 
+/// Lets `make` create a container in a temporary folder, which then gets its name. After an error nothing is left.
+///
+/// # Errors
+/// The folder exists, or `make` fails.
+pub(crate) fn create_complete<T>(folder: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    let failed = |action: &'static str, source: std::io::Error| Error::File {
+        action,
+        path: folder.to_owned(),
+        source,
+    };
+    if folder.symlink_metadata().is_ok() {
+        return Err(ContainerError::Exists {
+            folder: folder.to_owned(),
+        }
+        .into());
+    }
+    let partial = partial_of(folder);
+    // What a killed process has left.
+    remove_partial(&partial).map_err(|error| failed("replace", error))?;
+    let made = make(&partial);
+    if made.is_err() {
+        remove_partial(&partial).ok();
+    }
+    let made = made?;
+    holdfast_block::rename_durably(&partial, folder).map_err(|error| failed("create", error))?;
+    Ok(made)
+}
+
 /// The folder in which a container is made.
 fn partial_of(folder: &Path) -> PathBuf {
     let mut name = OsString::from(".");
     name.push(folder.file_name().unwrap_or_default());
-    name.push(".holdfast-new");
+    name.push(PARTIAL_ENDING);
     folder.with_file_name(name)
 }
 

@@ -15,6 +15,7 @@ mod control;
 mod create;
 mod freezer;
 mod place;
+mod remains;
 mod serve;
 mod snapshot_mount;
 mod state;
@@ -22,6 +23,7 @@ mod traffic;
 mod worker;
 
 pub use attach::FileSystemKind;
+pub(crate) use attach::find_file_system;
 pub use change::{
     ContainerState, ContainerTraffic, Growth, SnapshotDeletion, SnapshotRequest, TakenSnapshot, container_state,
     delete_snapshots, fold_layers, grow_container, plan_container_switch, switch_container, take_snapshot,
@@ -29,13 +31,16 @@ pub use change::{
 };
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, create_container};
+pub(crate) use create::{PARTIAL_ENDING, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
 pub use place::ContainerPlace;
+pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};
 pub use serve::{
     ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,
 };
 pub use snapshot_mount::{
     MountedSnapshot, ServeUntil, SnapshotServeRequest, mount_snapshot, unmount_snapshot, wait_for_unmount,
 };
+pub(crate) use snapshot_mount::{ServedFileSystem, with_served_file_system};
 pub use state::SnapshotState;
 pub use worker::{ContainerWorkerRequest, serve_container};

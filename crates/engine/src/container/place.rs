@@ -9,7 +9,7 @@ use holdfast_image::ContainerTree;
 use crate::job::{Error, Result};
 
 /// Prefix of the runtime folders of mounted containers.
-const RUNTIME_PREFIX: &str = "holdfast-container-";
+pub(super) const RUNTIME_PREFIX: &str = "holdfast-container-";
 /// Prefix of the folders with the disks of mounted snapshots.
 pub(super) const DISK_PREFIX: &str = "holdfast-disk-";
 /// How the sources of FUSE file systems begin.
@@ -80,7 +80,7 @@ impl ContainerPlace {
     }
 
     /// The folder of the socket and the disk.
-    pub(super) fn runtime_folder(&self) -> PathBuf {
+    pub(crate) fn runtime_folder(&self) -> PathBuf {
         self.runtime.join(format!("{RUNTIME_PREFIX}{}", self.id))
     }
 

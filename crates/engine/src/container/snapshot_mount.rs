@@ -209,6 +209,61 @@ pub fn mount_snapshot(
     }
 }
 
+/// A file system that is mounted read-only while something reads it.
+pub(crate) struct ServedFileSystem<'a> {
+    pub(crate) file_system: FoundFileSystem,
+    /// The name of the file with its disk.
+    pub(crate) file: &'a str,
+    /// The folder for mount points.
+    pub(crate) runtime: &'a Path,
+    /// Starts a process that serves the disk in a folder, and waits until it does.
+    pub(crate) serve: &'a dyn Fn(&Path) -> Result<()>,
+}
+
+/// Mounts a file system while `work` reads it.
+pub(crate) fn with_served_file_system<T>(
+    served: &ServedFileSystem<'_>,
+    job: Job<'_>,
+    work: impl FnOnce(&Path) -> Result<T>,
+) -> Result<T> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let failed = |source| Error::File {
+        action: "create a folder in",
+        path: served.runtime.to_owned(),
+        source,
+    };
+    let own = tempfile::Builder::new()
+        .prefix(DISK_PREFIX)
+        .tempdir_in(served.runtime)
+        .map_err(failed)?;
+    let (disk_folder, root) = (own.path().join("disk"), own.path().join("root"));
+    for folder in [&disk_folder, &root] {
+        std::fs::create_dir(folder).map_err(failed)?;
+    }
+    (served.serve)(&disk_folder)?;
+    let disk = disk_folder.join(served.file);
+    let mount = FileSystemMount {
+        disk: &disk,
+        file_system: served.file_system,
+        folder: &root,
+        is_read_only: true,
+        growth: None,
+    };
+    let done = mount.mount().and_then(|_| {
+        let done = work(&root);
+        let unmounted = unmount_file_systems(&disk);
+        let done = done?;
+        unmounted?;
+        Ok(done)
+    });
+    let deadline = job.clock.now() + PATIENCE;
+    // It is in use until the system has released the block device.
+    while unmount_fuse(&disk_folder, UnmountMode::Unused).is_err() && job.clock.now() < deadline {
+        job.clock.sleep(LOOK_INTERVAL / 10);
+    }
+    done
+}
+
 /// Waits until the file system of a snapshot is unmounted. It is unmounted if the job is interrupted.
 ///
 /// # Errors

@@ -36,7 +36,13 @@ pub(super) fn leftovers(
     let now_ms = (request.now_ms)();
     let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
-        let mounts = dead_fuse_mounts().into_iter();
+        // The mounts of containers are examined with their file systems.
+        let runtime = request
+            .runtime
+            .canonicalize()
+            .unwrap_or_else(|_| request.runtime.clone());
+        let is_other = |folder: &PathBuf| !folder.starts_with(&runtime);
+        let mounts = dead_fuse_mounts().into_iter().filter(is_other);
         found.extend(mounts.map(|folder| leftover(folder, LeftoverKind::DeadMount)));
         let notes = request.journal.iter().chain(&request.places);
         let half_notes = notes.flat_map(|folder| half_notes(folder, HALF));

@@ -3,6 +3,8 @@
 
 mod server;
 
+pub(super) use server::serve_snapshot_in_background;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;

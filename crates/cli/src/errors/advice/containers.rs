@@ -57,6 +57,16 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             Kind::Refused,
             "use --no-freeze for a snapshot of the disk as after a power failure",
         ),
+        ContainerError::NotOfContainer { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "holdfast restore SNAPSHOT FOLDER restores its disks; holdfast files restore reads the files on them",
+        ),
+        ContainerError::Configuration { .. } => advice(
+            Exit::Damage,
+            Kind::Damage,
+            "holdfast verify checks the snapshot; holdfast restore SNAPSHOT:disk FILE restores its disk",
+        ),
         ContainerError::OtherVersion { .. } => advice(
             Exit::Error,
             Kind::Unsupported,

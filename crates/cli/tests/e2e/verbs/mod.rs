@@ -3,6 +3,8 @@
 mod backups;
 mod clones;
 mod configurations;
+mod container_backups;
+mod container_histories;
 mod containers;
 mod conversions;
 mod copies;

@@ -98,6 +98,22 @@ pub enum ContainerError {
         /// The reason.
         reason: String,
     },
+    /// A snapshot of a repository has no container, or more than its disk.
+    #[error("snapshot {snapshot} of {machine} is not of a container")]
+    NotOfContainer {
+        /// The machine.
+        machine: String,
+        /// The first digits of its id.
+        snapshot: String,
+    },
+    /// The configuration in a snapshot is damaged, or of a later version.
+    #[error("the stream {name} of the snapshot is not valid: {detail}")]
+    Configuration {
+        /// The stream.
+        name: &'static str,
+        /// The reason.
+        detail: String,
+    },
     /// The server runs another version of the program.
     #[error("the server of {} runs another version of the program", container.display())]
     OtherVersion {

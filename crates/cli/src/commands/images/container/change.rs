@@ -1,7 +1,8 @@
 //! `holdfast container delete`, `merge`, `resize` and `trim`.
 
 use holdfast_engine::{
-    ContainerPlace, Growth, SnapshotDeletion, delete_snapshots, fold_layers, grow_container, trim_container,
+    ContainerPlace, Growth, SnapshotDeletion, delete_snapshots, fold_layers, grow_container, is_kept_for_backup,
+    trim_container,
 };
 use holdfast_image::ContainerTree;
 use serde::Serialize;
@@ -161,7 +162,12 @@ impl Verb for MergeArgs {
             None => self.all.then_some(tree.top()),
         };
         let visible = tree.snapshots();
-        let is_visible = |id| visible.iter().any(|(known, _)| *known == id);
+        // Without its snapshot, the next backup would read everything.
+        let is_visible = |id| {
+            visible
+                .iter()
+                .any(|(known, entry)| *known == id && !is_kept_for_backup(entry))
+        };
         let names: Vec<String> = top.map_or_else(Vec::new, |top| {
             let below = tree.chain_of(top).into_iter().skip(1).map(|layer| layer.id);
             below.filter(|id| is_visible(*id)).map(|id| id.to_string()).collect()

@@ -118,6 +118,7 @@ impl Verb for CreateContainerArgs {
             }
             return context.report(&created);
         }
+        let _noted = crate::machines::runs::note_places([folder.as_path()], context);
         let tools = container_tools(context);
         let request = CreateContainerRequest {
             folder,

@@ -45,6 +45,7 @@ impl Verb for SnapshotArgs {
             name: self.name.clone(),
             comment: self.comment.clone(),
             created_s: now_s(),
+            properties: std::collections::BTreeMap::new(),
             consistency: match (self.require_freeze, self.no_freeze) {
                 (true, _) => Consistency::Frozen,
                 (_, true) => Consistency::Crash,
