@@ -55,9 +55,10 @@ pub use capture::{CaptureOptions, MachineBackupReport};
 pub use container::{
     Consistency, ContainerMount, ContainerMountRequest, ContainerPlace, ContainerState, ContainerTraffic,
     ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind, Growth, MountedDisk,
-    MountedSnapshot, SnapshotDeletion, SnapshotRequest, SnapshotState, TakenSnapshot, UnmountedContainer,
-    container_state, create_container, delete_snapshots, fold_layers, grow_container, plan_container_switch,
-    serve_container, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
+    MountedSnapshot, ResumeChoice, ResumePlan, RuntimeRequest, SnapshotDeletion, SnapshotRequest, SnapshotState,
+    TakenMemory, TakenSnapshot, UnmountedContainer, check_resume, container_state, create_container, delete_snapshots,
+    fold_layers, grow_container, plan_container_switch, plan_resume, restore_memory, return_to_memory, serve_container,
+    switch_container, take_memory_snapshot, take_snapshot, trim_container, unmount_container, unmount_snapshot,
 };
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
@@ -109,8 +110,9 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal,
-    ResolveError, ScratchOverrun, ServerFailure, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError, MemoryProblem, NameTaken,
+    Refusal, ResolveError, ScratchOverrun, ServerFailure, SnapshotChoiceError, TemplateError, VirtualBoxError,
+    XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

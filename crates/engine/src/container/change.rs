@@ -89,13 +89,23 @@ fn unexpected(place: &ContainerPlace) -> Error {
 /// # Errors
 /// The name is taken or not valid; the file system cannot be frozen; a file cannot be written.
 pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job<'_>) -> Result<TakenSnapshot> {
+    take_snapshot_with(place, request, BTreeMap::new(), job)
+}
+
+/// Takes a snapshot with further facts.
+pub(super) fn take_snapshot_with(
+    place: &ContainerPlace,
+    request: &SnapshotRequest,
+    mut properties: BTreeMap<String, String>,
+    job: Job<'_>,
+) -> Result<TakenSnapshot> {
     let (id, state, paused_us) = match Access::open(place, job)? {
         Access::Online(mut client) => {
             let asked = ControlRequest::Snapshot {
                 name: request.name.clone(),
                 comment: request.comment.clone(),
                 created_s: request.created_s,
-                properties: BTreeMap::new(),
+                properties,
                 consistency: request.consistency,
             };
             match client.call(asked, job)? {
@@ -115,14 +125,15 @@ pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job
             }
         }
         Access::Offline(offline) => {
+            properties.insert(
+                CONSISTENCY_PROPERTY.to_owned(),
+                SnapshotState::Unmounted.word().to_owned(),
+            );
             let prepared = offline.chain.prepare_snapshot(NewSnapshot {
                 name: request.name.clone(),
                 comment: request.comment.clone(),
                 created_s: Some(request.created_s),
-                properties: BTreeMap::from([(
-                    CONSISTENCY_PROPERTY.to_owned(),
-                    SnapshotState::Unmounted.word().to_owned(),
-                )]),
+                properties,
             })?;
             (prepared.commit()?.to_string(), SnapshotState::Unmounted, 0)
         }

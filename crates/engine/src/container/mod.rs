@@ -13,7 +13,10 @@ mod attach;
 mod change;
 mod control;
 mod create;
+mod memory;
+mod pause;
 mod place;
+mod runtime;
 mod serve;
 mod snapshot_mount;
 mod state;
@@ -29,7 +32,12 @@ pub use change::{
 };
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, create_container};
+pub use memory::{
+    ResumeChoice, ResumePlan, TakenMemory, check_resume, plan_resume, restore_memory, return_to_memory,
+    take_memory_snapshot,
+};
 pub use place::ContainerPlace;
+pub use runtime::RuntimeRequest;
 pub use serve::{ContainerMount, ContainerMountRequest, MountedDisk, UnmountedContainer, unmount_container};
 pub use snapshot_mount::{MountedSnapshot, unmount_snapshot};
 pub use state::SnapshotState;

@@ -100,6 +100,7 @@ impl Verb for ContainerWorkerArgs {
             device: handed(&std::io::stdin())?,
             log: handed(&std::io::stdout())?.into(),
             events: context.mount_events(),
+            tools: Box::new(container_tools(context)),
         };
         let mut left = Ok(());
         let mut ready = || {
