@@ -294,11 +294,16 @@ fn tail_of(log: &Path) -> Option<String> {
 /// often the first of several.
 fn last_error(text: &str) -> Option<String> {
     const SHOWN_COUNT: usize = 3;
+    const HARMLESS: &str = "Can't setup RLIMIT_NOFILE";
     let errors = text
         .lines()
         .filter_map(|line| line.find("Error (").and_then(|at| line.get(at..)));
     let all: Vec<&str> = errors.map(str::trim).collect();
-    let telling: Vec<&str> = all.iter().copied().filter(|line| !line.contains("FAILED.")).collect();
+    let telling: Vec<&str> = all
+        .iter()
+        .copied()
+        .filter(|line| !line.contains("FAILED.") && !line.contains(HARMLESS))
+        .collect();
     let first = telling.len().saturating_sub(SHOWN_COUNT);
     match telling.get(first..) {
         Some(shown) if !shown.is_empty() => Some(shown.join("; ")),

@@ -3,6 +3,7 @@
 mod backups;
 mod clones;
 mod configurations;
+mod container_memory;
 mod conversions;
 mod copies;
 mod copy_mishaps;
