@@ -15,6 +15,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Write as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -85,7 +86,9 @@ impl NewMemory {
         make_folder(&new.partial)?;
         make_folder(&new.images())?;
         let path = new.partial.join(CONFIG_FILE);
-        std::fs::write(&path, config).map_err(|source| file_error("write", &path, source))?;
+        // It is synced with the rest of the folder.
+        let written = File::create_new(&path).and_then(|mut file| file.write_all(config));
+        written.map_err(|source| file_error("write", &path, source))?;
         Ok(new)
     }
 

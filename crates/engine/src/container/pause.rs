@@ -5,6 +5,7 @@
 //! ended, and the worker of the container resumes it.
 
 use std::fs::File;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileLock, LockOutcome, lock_file};
@@ -47,11 +48,12 @@ impl PauseNote {
             id: runtime.id.clone(),
         };
         let text = serde_json::to_vec(&stored).expect("strings are valid JSON");
-        // It is locked before it has its name: nobody finds it without its lock.
+        // It is locked before it has its name: it is never found without its lock.
         let partial = path.with_extension("new");
         let write = || {
-            std::fs::write(&partial, &text)?;
-            let file = File::options().read(true).write(true).open(&partial)?;
+            // The folder does not survive the host, so nothing is synced.
+            let mut file = File::create(&partial)?;
+            file.write_all(&text)?;
             let lock = match lock_file(&file)? {
                 LockOutcome::Locked(lock) => Some(lock),
                 LockOutcome::Unsupported | LockOutcome::HeldElsewhere => None,
@@ -89,13 +91,12 @@ impl Drop for PauseNote {
 
 /// The note at `path`, if the process that wrote it has ended.
 pub(super) fn abandoned_pause(path: &Path) -> Option<(StoredPause, FileLock)> {
-    use std::io::Read as _;
-    let file = File::options().read(true).write(true).open(path).ok()?;
+    let mut file = File::options().read(true).write(true).open(path).ok()?;
     let LockOutcome::Locked(lock) = lock_file(&file).ok()? else {
         return None;
     };
     let mut text = Vec::new();
-    file.take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
+    (&mut file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
     Some((serde_json::from_slice(&text).ok()?, lock))
 }
 

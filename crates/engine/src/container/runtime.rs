@@ -241,7 +241,7 @@ impl RuntimeRequest<'_> {
         let (bundle, messages_path) = (bundle.to_string_lossy(), messages.to_string_lossy());
         let mut words: Vec<String> = [
             "-c",
-            "exec \"$@\" </dev/null >/dev/null 2>&1",
+            "exec \"$@\" >/dev/null 2>&1",
             "sh",
             &self.runc,
             "--log",
