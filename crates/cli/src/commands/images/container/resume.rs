@@ -105,7 +105,7 @@ fn restore(
             ));
         }
     }
-    Ok(restored?)
+    restored
 }
 
 /// Report of `container resume`.
