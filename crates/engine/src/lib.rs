@@ -63,11 +63,12 @@ pub use capture::{CaptureOptions, MachineBackupReport};
 pub use container::{
     Consistency, ContainerMount, ContainerMountRequest, ContainerMounter, ContainerPlace, ContainerState,
     ContainerTraffic, ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind,
-    FreezerLauncher, Growth, MountedDisk, MountedSnapshot, RootFiller, ServeUntil, SnapshotDeletion, SnapshotRequest,
-    SnapshotServeRequest, SnapshotState, TakenSnapshot, UnmountedContainer, container_state, create_container,
-    delete_snapshots, fold_layers, grow_container, mount_snapshot, plan_container_switch, serve_container,
-    serve_freezer, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
-    wait_for_unmount,
+    FreezerLauncher, Growth, MountedDisk, MountedSnapshot, ResumeChoice, ResumePlan, RootFiller, RuntimeRequest,
+    ServeUntil, SnapshotDeletion, SnapshotRequest, SnapshotServeRequest, SnapshotState, TakenMemory, TakenSnapshot,
+    UnmountedContainer, check_resume, container_state, create_container, delete_snapshots, fold_layers, grow_container,
+    mount_snapshot, plan_container_switch, plan_resume, restore_memory, return_to_memory, serve_container,
+    serve_freezer, switch_container, take_memory_snapshot, take_snapshot, trim_container, unmount_container,
+    unmount_snapshot, wait_for_unmount,
 };
 pub use container_content::{
     ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
@@ -125,8 +126,8 @@ pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
     CloneError, ContainerContentError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError,
-    NameTaken, Refusal, ResolveError, ScratchOverrun, ServerFailure, ServingError, SnapshotChoiceError, TemplateError,
-    VirtualBoxError, XenBackupError,
+    MemoryProblem, NameTaken, Refusal, ResolveError, ScratchOverrun, ServerFailure, ServingError, SnapshotChoiceError,
+    TemplateError, VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,

@@ -51,8 +51,9 @@ pub use formats::vhd::stream::{VhdBlock, VhdStream};
 pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamReport, write_stream_optimized};
 pub use live::{
     CONTAINER_FILE, ChainStatus, Changes, Collapse, ContainerLock, ContainerTree, CurrentState, LayerStatus, LiveChain,
-    LiveOptions, MergeObserver, MergeProgress, NewContainer, NewSnapshot, PointInTime, PreparedSnapshot, SnapshotEntry,
-    SwitchPlan, TreeLayer, create_container, is_container, plan_switch, switch,
+    LiveOptions, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, MergeObserver, MergeProgress, NewContainer, NewSnapshot,
+    PointInTime, PreparedSnapshot, SnapshotEntry, SwitchPlan, TreeLayer, create_container, is_container,
+    is_memory_folder, new_memory_folder, plan_switch, switch,
 };
 pub use model::block_options::BlockOptions;
 pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};

@@ -91,13 +91,25 @@ fn unexpected(place: &ContainerPlace) -> Error {
 /// # Errors
 /// The name is taken or not valid; the file system cannot be frozen; a file cannot be written.
 pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job<'_>) -> Result<TakenSnapshot> {
+    take_snapshot_with(place, request, BTreeMap::new(), job)
+}
+
+/// Takes a snapshot with further facts.
+pub(super) fn take_snapshot_with(
+    place: &ContainerPlace,
+    request: &SnapshotRequest,
+    further: BTreeMap<String, String>,
+    job: Job<'_>,
+) -> Result<TakenSnapshot> {
+    let mut properties = request.properties.clone();
+    properties.extend(further);
     let (id, state, paused_us) = match Access::open(place, job)? {
         Access::Online(mut client) => {
             let asked = ControlRequest::Snapshot {
                 name: request.name.clone(),
                 comment: request.comment.clone(),
                 created_s: request.created_s,
-                properties: request.properties.clone(),
+                properties,
                 consistency: request.consistency,
             };
             match client.call(asked, job)? {
@@ -117,7 +129,6 @@ pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job
             }
         }
         Access::Offline(offline) => {
-            let mut properties = request.properties.clone();
             properties.insert(
                 CONSISTENCY_PROPERTY.to_owned(),
                 SnapshotState::Unmounted.word().to_owned(),

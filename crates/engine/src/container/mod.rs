@@ -14,8 +14,11 @@ mod change;
 mod control;
 mod create;
 mod freezer;
+mod memory;
+mod pause;
 mod place;
 mod remains;
+mod runtime;
 mod serve;
 mod snapshot_mount;
 mod state;
@@ -33,8 +36,13 @@ pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, create_container};
 pub(crate) use create::{PARTIAL_ENDING, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
+pub use memory::{
+    ResumeChoice, ResumePlan, TakenMemory, check_resume, plan_resume, restore_memory, return_to_memory,
+    take_memory_snapshot,
+};
 pub use place::ContainerPlace;
 pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};
+pub use runtime::RuntimeRequest;
 pub use serve::{
     ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,
 };

@@ -109,6 +109,11 @@ impl ContainerPlace {
         self.runtime_folder().join("control")
     }
 
+    /// The note of a process that has paused the container of a runtime.
+    pub(super) fn pause_note(&self) -> PathBuf {
+        self.runtime_folder().join("paused")
+    }
+
     /// Creates the folders, which only the current user can access.
     pub(super) fn make(&self) -> Result<()> {
         use std::os::unix::fs::DirBuilderExt as _;
@@ -131,6 +136,7 @@ impl ContainerPlace {
     /// Deletes the folders and the socket, as far as they are not in use.
     pub(super) fn clear(&self) {
         std::fs::remove_file(self.socket()).ok();
+        std::fs::remove_file(self.pause_note()).ok();
         std::fs::remove_dir(self.disk_folder()).ok();
         std::fs::remove_dir(self.runtime_folder()).ok();
     }

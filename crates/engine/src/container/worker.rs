@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use holdfast_block::error_text;
+use holdfast_host::Tools;
 use holdfast_image::{Continue, LiveChain, LiveOptions, MergeObserver, MergeProgress, NewSnapshot};
 use holdfast_serve::fuse::MountEvents;
 
@@ -17,6 +18,7 @@ use super::control::{
     Consistency, ControlReply, ControlRequest, ControlResult, parse_request, read_request, send_reply,
 };
 use super::freezer::{Freezer, FreezerLauncher};
+use super::pause::end_abandoned_pause;
 use super::place::{ContainerPlace, DISK_FILE};
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
 use super::traffic::CountedDisk;
@@ -45,6 +47,8 @@ pub struct ContainerWorkerRequest<'a> {
     pub events: Arc<dyn MountEvents>,
     /// Starts the process that freezes the file system.
     pub freezer: &'a FreezerLauncher<'a>,
+    /// Runs runc, to resume what a process that was killed has paused.
+    pub tools: Box<dyn Tools>,
 }
 
 /// Serves a container as a worker of [`ContainerMount::supervise`](super::ContainerMount::supervise), until it is unmounted. `ready` is called when the
@@ -63,6 +67,7 @@ pub fn serve_container(request: ContainerWorkerRequest<'_>, job: Job<'_>, ready:
         file: request.disk_folder.join(DISK_FILE),
         freezer: request.freezer,
         job,
+        tools: request.tools,
         is_ended: AtomicBool::new(false),
         connection_count: AtomicUsize::new(0),
     };
@@ -76,6 +81,7 @@ pub fn serve_container(request: ContainerWorkerRequest<'_>, job: Job<'_>, ready:
     std::thread::scope(|scope| {
         scope.spawn(|| server.accept(&listener, scope));
         scope.spawn(|| server.collapse_pending());
+        scope.spawn(|| server.end_abandoned_pauses());
         let served = serve_as_worker(disk, DISK_FILE.to_owned(), files, job, ready);
         server.is_ended.store(true, Ordering::Release);
         served
@@ -103,6 +109,7 @@ struct ControlServer<'a> {
     file: PathBuf,
     freezer: &'a FreezerLauncher<'a>,
     job: Job<'a>,
+    tools: Box<dyn Tools>,
     is_ended: AtomicBool,
     connection_count: AtomicUsize,
 }
@@ -246,6 +253,27 @@ impl ControlServer<'_> {
             merged_count: done.merged_count,
             removed_count: done.removed_count,
         })
+    }
+
+    /// Resumes the processes of the container if the process that has paused them was killed.
+    fn end_abandoned_pauses(&self) {
+        let note = self.place.pause_note();
+        while !self.is_ended.load(Ordering::Acquire) {
+            match end_abandoned_pause(&note, &*self.tools) {
+                Some(Ok(id)) => self.job.progress.warning(&format!(
+                    "the container {id} of runc was paused by a process that has ended, and runs again"
+                )),
+                Some(Err(reason)) => {
+                    self.job
+                        .progress
+                        .warning(&format!("a paused container of runc cannot be resumed: {reason}"));
+                    // runc is not asked in each round.
+                    self.job.clock.sleep(LOOK_INTERVAL * 10);
+                }
+                None => {}
+            }
+            self.job.clock.sleep(LOOK_INTERVAL);
+        }
     }
 
     /// Continues the merges of a process that was killed.

@@ -257,11 +257,13 @@ fn recovered(folder: &dyn ChainFolder, tree: ContainerTree) -> Result<ContainerT
     }
 }
 
-/// Deletes new layers that no tree lists.
+/// Deletes new layers and folders with memory that no tree lists.
 fn delete_leftovers(folder: &dyn ChainFolder, tree: &ContainerTree) -> Result<()> {
     for name in folder.names()? {
         if tree.is_leftover(&name) {
             folder.remove(&name)?;
+        } else if tree.is_memory_leftover(&name) {
+            folder.remove_folder(&name)?;
         }
     }
     Ok(())

@@ -63,14 +63,22 @@ impl ContainerTree {
 }
 
 impl LiveChain {
-    /// Marks snapshots as deleted, durably. [`collapse`](Self::collapse) frees their layers.
+    /// Marks snapshots as deleted, durably, and deletes the memory of their processes. [`collapse`](Self::collapse) frees their layers.
     ///
     /// # Errors
     /// The tree cannot be stored.
     pub fn hide_snapshots(&self, ids: &[ImageId]) -> Result<()> {
         let _changing = self.begin_change();
-        let new = ids.iter().fold(self.tree(), |tree, id| tree.with_hidden(*id));
-        self.store(new, StoreOrder::LayersFirst)
+        let old = self.tree();
+        let new = ids.iter().fold(old.clone(), |tree, id| tree.with_hidden(*id));
+        self.store(new.clone(), StoreOrder::LayersFirst)?;
+        // A folder that cannot be deleted now is a leftover for the next process that opens the container.
+        for name in old.memory_folders() {
+            if new.is_memory_leftover(name) {
+                self.folder.remove_folder(name)?;
+            }
+        }
+        Ok(())
     }
 
     /// Merges and removes the layers of deleted snapshots.

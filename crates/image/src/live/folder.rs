@@ -32,6 +32,9 @@ pub(crate) trait ChainFolder: Send + Sync {
     /// Deletes a file; no error if it does not exist.
     fn remove(&self, name: &str) -> Result<()>;
 
+    /// Deletes a folder with everything in it; no error if it does not exist.
+    fn remove_folder(&self, name: &str) -> Result<()>;
+
     /// Renames a file durably; an existing file at `to` is replaced.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
 
@@ -90,6 +93,14 @@ impl ChainFolder for HostFolder {
     fn remove(&self, name: &str) -> Result<()> {
         let path = self.path(name);
         match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("delete", &path, error)),
+            _ => sync_folder_of(&path).map_err(|source| Error::io("sync", &self.path, source)),
+        }
+    }
+
+    fn remove_folder(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        match std::fs::remove_dir_all(&path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(Error::io("delete", &path, error)),
             _ => sync_folder_of(&path).map_err(|source| Error::io("sync", &self.path, source)),
         }

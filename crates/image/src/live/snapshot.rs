@@ -9,7 +9,7 @@ use super::chain::{LiveChain, Top};
 use super::layer::{BaseLayer, create_layer, writer_of};
 use super::reader::LayerReader;
 use super::stack::{LayerStack, Seam};
-use super::tree::{LAYER_COUNT_MAX, SnapshotEntry, StoreOrder};
+use super::tree::{LAYER_COUNT_MAX, MEMORY_PROPERTY, SnapshotEntry, StoreOrder, is_memory_folder};
 use crate::file::ImageFile;
 use crate::{Error, ImageId, Result};
 
@@ -50,6 +50,16 @@ impl LiveChain {
                 option: "snapshot",
                 detail: format!("the chain has {LAYER_COUNT_MAX} layers; delete or merge snapshots first"),
             });
+        }
+        if let Some(memory) = new.properties.get(MEMORY_PROPERTY) {
+            // A chain that was opened meanwhile has deleted it as a leftover.
+            if !is_memory_folder(memory) || !self.folder.names()?.contains(memory) {
+                return Err(Error::NotFound {
+                    image: self.folder.path("").display().to_string(),
+                    what: "folder with the memory of processes",
+                    name: memory.clone(),
+                });
+            }
         }
         let top = tree.layer(tree.top()).expect("a valid tree lists its top");
         let name = tree.new_file()?;

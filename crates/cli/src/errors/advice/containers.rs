@@ -1,6 +1,6 @@
 //! Advice on containers.
 
-use holdfast_engine::{ContainerError, ServerFailure};
+use holdfast_engine::{ContainerError, MemoryProblem, ServerFailure};
 
 use super::{Advice, advice, plain};
 use crate::errors::Kind;
@@ -72,8 +72,55 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             Kind::Unsupported,
             "unmount the container, and mount it again with this program",
         ),
+        ContainerError::Memory { problem, .. } => memory_advice(*problem),
         ContainerError::Server { failure, .. } => server_advice(*failure),
         _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn memory_advice(problem: MemoryProblem) -> Advice {
+    let unsupported = |text: &'static str| advice(Exit::Error, Kind::Unsupported, text);
+    let refused = |text: &'static str| advice(Exit::Error, Kind::Refused, text);
+    match problem {
+        MemoryProblem::NoRunc => unsupported(
+            "the package runc has it; --runc-program names another one. Without --runc, a snapshot has the disk only",
+        ),
+        MemoryProblem::NotRunc => unsupported(
+            "memory is stored of containers of runc only; for others take a snapshot of the disk, without --runc",
+        ),
+        MemoryProblem::NoCriu | MemoryProblem::OldCriu => unsupported(
+            "install CRIU 4.1 or later (Debian 13 has it), or name it with --criu. Without --runc, a snapshot has the disk only",
+        ),
+        MemoryProblem::CriuCheck => {
+            unsupported("criu check --all says what the kernel lacks. Without --runc, a snapshot has the disk only")
+        }
+        MemoryProblem::NotRunning => {
+            refused("runc list shows the containers; --runc-root names the folder of their state")
+        }
+        MemoryProblem::OtherDisk => refused("name the container of runc whose root.path is below the mount point"),
+        MemoryProblem::Checkpoint => refused(
+            "nothing was stored, and the container runs on. Files, terminals and sockets outside the container cannot be stored",
+        ),
+        MemoryProblem::StaysPaused => advice(
+            Exit::Error,
+            Kind::Io,
+            "the snapshot is complete; the server of the container tries again, or use runc resume ID",
+        ),
+        MemoryProblem::NoMemory => refused(
+            "holdfast container snapshots lists them; switch to one with memory first: holdfast container switch",
+        ),
+        MemoryProblem::DiskChanged => {
+            refused("switch to the snapshot again, and resume before anything else mounts the disk")
+        }
+        MemoryProblem::ConfigChanged => refused("put it back, or use --bundle FOLDER to use another one"),
+        MemoryProblem::IdInUse => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "end it first (runc delete --force ID), or use another name with --runc",
+        ),
+        MemoryProblem::Restore => refused(
+            "the container is at the snapshot again, and not mounted; what its config.json mounts must be there as it was",
+        ),
     }
 }
 

@@ -5,6 +5,7 @@ mod clones;
 mod configurations;
 mod container_backups;
 mod container_histories;
+mod container_memory;
 mod containers;
 mod conversions;
 mod copies;

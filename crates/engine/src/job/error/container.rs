@@ -114,12 +114,53 @@ pub enum ContainerError {
         /// The reason.
         detail: String,
     },
+    /// A snapshot with the memory of processes cannot be taken or resumed.
+    #[error("{what}")]
+    Memory {
+        /// What is the matter.
+        problem: MemoryProblem,
+        /// The message.
+        what: String,
+    },
     /// The server runs another version of the program.
     #[error("the server of {} runs another version of the program", container.display())]
     OtherVersion {
         /// The container.
         container: PathBuf,
     },
+}
+
+/// Why a snapshot with the memory of processes cannot be taken or resumed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryProblem {
+    /// runc cannot be used.
+    NoRunc,
+    /// The program is another runtime.
+    NotRunc,
+    /// CRIU cannot be used.
+    NoCriu,
+    /// CRIU is too old.
+    OldCriu,
+    /// `criu check` has found that the kernel lacks something.
+    CriuCheck,
+    /// The container does not run.
+    NotRunning,
+    /// Its root file system is not on the disk.
+    OtherDisk,
+    /// Its memory could not be written.
+    Checkpoint,
+    /// It could not be resumed after a snapshot.
+    StaysPaused,
+    /// The current state is not based on a snapshot with memory.
+    NoMemory,
+    /// The disk was written after the switch.
+    DiskChanged,
+    /// The configuration of the bundle is another one than in the snapshot.
+    ConfigChanged,
+    /// A container of this name runs.
+    IdInUse,
+    /// Its processes could not be started from their memory.
+    Restore,
 }
 
 /// The kind of a failure in the server of a container.

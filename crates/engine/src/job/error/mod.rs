@@ -26,7 +26,7 @@ use holdfast_image::Format;
 use super::{Interrupted, NameError};
 pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
-pub use container::{ContainerError, ServerFailure};
+pub use container::{ContainerError, MemoryProblem, ServerFailure};
 pub use container_content::ContainerContentError;
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;

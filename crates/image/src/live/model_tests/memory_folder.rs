@@ -185,6 +185,11 @@ impl ChainFolder for MemoryFolder {
         Ok(())
     }
 
+    /// Folders are empty here: a name like others.
+    fn remove_folder(&self, name: &str) -> Result<()> {
+        self.remove(name)
+    }
+
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         self.spend(from)?;
         let mut disk = self.disk.lock().unwrap();

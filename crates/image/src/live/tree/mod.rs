@@ -353,6 +353,21 @@ impl ContainerTree {
             && !self.layers.iter().any(|layer| layer.file == name)
     }
 
+    /// The folders with memory that snapshots list.
+    pub(crate) fn memory_folders(&self) -> Vec<&str> {
+        let properties = self.snapshots.values().map(|entry| &entry.properties);
+        properties
+            .filter_map(|properties| properties.get(MEMORY_PROPERTY))
+            .map(String::as_str)
+            .collect()
+    }
+
+    /// Whether `name` is a folder with the memory of processes, complete or not, that no snapshot lists.
+    pub(crate) fn is_memory_leftover(&self, name: &str) -> bool {
+        let complete = name.strip_suffix(MEMORY_PARTIAL_SUFFIX).unwrap_or(name);
+        is_memory_folder(complete) && !self.memory_folders().contains(&name)
+    }
+
     /// Stores the tree durably in place of `old`.
     ///
     /// # Errors
@@ -385,6 +400,27 @@ impl ContainerTree {
             Listing::Container => Ok(()),
         }
     }
+}
+
+/// The property of a snapshot that names the folder with the memory of its processes.
+pub const MEMORY_PROPERTY: &str = "memory";
+/// How the names of folders with memory begin.
+const MEMORY_PREFIX: &str = "memory-";
+/// How the name of a folder ends whose memory is not complete.
+pub const MEMORY_PARTIAL_SUFFIX: &str = ".partial";
+
+/// A new name for a folder with memory.
+///
+/// # Errors
+/// There are no random numbers.
+pub fn new_memory_folder() -> Result<String> {
+    Ok(format!("{MEMORY_PREFIX}{}", ImageId::random()?))
+}
+
+/// Whether `name` is one that [`new_memory_folder`] makes. Others are neither used nor deleted.
+pub fn is_memory_folder(name: &str) -> bool {
+    let id = name.strip_prefix(MEMORY_PREFIX);
+    id.is_some_and(|id| id.len() == 36 && id.parse::<ImageId>().is_ok())
 }
 
 /// How the names of new layer files begin.

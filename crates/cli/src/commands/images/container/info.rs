@@ -1,7 +1,7 @@
 //! `holdfast container info` and `snapshots`.
 
 use holdfast_engine::{ContainerState, container_state};
-use holdfast_image::{ContainerTree, ImageId, SnapshotEntry};
+use holdfast_image::{ContainerTree, ImageId, MEMORY_PROPERTY, SnapshotEntry};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -38,6 +38,8 @@ struct SnapshotDocument {
     parent: Option<String>,
     created: Option<String>,
     comment: String,
+    /// Whether it has the memory of processes.
+    has_memory: bool,
     /// Whether the current state is based on it.
     is_current: bool,
     #[serde(skip)]
@@ -59,6 +61,7 @@ fn documents(tree: &ContainerTree, context: &Context) -> Vec<SnapshotDocument> {
             parent: below.into_iter().find(is_visible).map(|parent| tree.name_of(parent)),
             created: created.map(|created| created.to_string()),
             comment: entry.comment.clone(),
+            has_memory: entry.properties.contains_key(MEMORY_PROPERTY),
             is_current: current.contains(id),
             time: created.map_or_else(String::new, |created| time::local(created, context.zone())),
         }
@@ -72,6 +75,7 @@ fn show_snapshots(snapshots: &[SnapshotDocument], page: &mut Page) {
         Column::text("TIME"),
         Column::long_text("BASED ON"),
         Column::text("CURRENT"),
+        Column::text("MEMORY"),
         Column::long_text("COMMENT"),
     ]);
     for snapshot in snapshots {
@@ -80,6 +84,7 @@ fn show_snapshots(snapshots: &[SnapshotDocument], page: &mut Page) {
             snapshot.time.clone(),
             snapshot.parent.clone().unwrap_or_default(),
             if snapshot.is_current { "yes" } else { "" }.to_owned(),
+            if snapshot.has_memory { "yes" } else { "" }.to_owned(),
             snapshot.comment.clone(),
         ]);
     }

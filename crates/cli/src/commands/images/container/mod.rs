@@ -6,6 +6,8 @@ mod create;
 mod info;
 mod mount;
 mod mount_args;
+mod resume;
+mod runtime_args;
 mod server;
 mod snapshot;
 mod switch;
@@ -46,6 +48,8 @@ verbs! {
         "snapshots" => Snapshots(info::SnapshotsArgs),
         /// Go back to a snapshot
         "switch" => Switch(switch::SwitchArgs),
+        /// Start the processes of a snapshot with memory, after a switch to it
+        "resume" => Resume(resume::ResumeContainerArgs),
         /// Delete snapshots; their data is merged into the layers above, also while the container is used
         "delete" => Delete(change::DeleteArgs),
         /// Delete all snapshots, or those between two, and merge their layers

@@ -108,6 +108,7 @@ impl Verb for ContainerWorkerArgs {
                 let words: Vec<OsString> = vec!["container".into(), "freezer".into(), point.into()];
                 LineProcess::start(&program.into(), &words)
             },
+            tools: Box::new(container_tools(context)),
         };
         let mut left = Ok(());
         let mut ready = || {

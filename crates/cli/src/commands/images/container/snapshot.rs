@@ -2,9 +2,12 @@
 
 use std::time::Duration;
 
-use holdfast_engine::{Consistency, SnapshotRequest, SnapshotState, TakenSnapshot, take_snapshot};
+use holdfast_engine::{
+    Consistency, SnapshotRequest, SnapshotState, TakenMemory, TakenSnapshot, take_memory_snapshot, take_snapshot,
+};
 use serde::Serialize;
 
+use super::runtime_args::RuntimeProgramArgs;
 use super::{ContainerArg, now_s};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
@@ -12,6 +15,7 @@ use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
 use crate::output::{Page, Report};
+use crate::units;
 
 /// Arguments of `container snapshot`.
 #[derive(Debug, clap::Args)]
@@ -30,13 +34,24 @@ pub(super) struct SnapshotArgs {
     /// Do not freeze the file system: the snapshot is the disk as after a power failure
     #[arg(long)]
     no_freeze: bool,
+    /// Store the memory of this container of runc too, whose root file system is on the disk; it is paused meanwhile
+    #[arg(long, value_name = "ID", conflicts_with = "no_freeze")]
+    runc: Option<String>,
+    #[command(flatten)]
+    programs: RuntimeProgramArgs,
 }
 
 impl Verb for SnapshotArgs {
-    const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Take a snapshot before an upgrade",
-        line: "holdfast container snapshot /srv/web1 before-upgrade",
-    }];
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Take a snapshot before an upgrade",
+            line: "holdfast container snapshot /srv/web1 before-upgrade",
+        },
+        Example {
+            wish: "With the memory of a container that runc runs from its disk",
+            line: "holdfast container snapshot /srv/web1 before-upgrade --runc web1",
+        },
+    ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
@@ -46,19 +61,28 @@ impl Verb for SnapshotArgs {
             comment: self.comment.clone(),
             created_s: now_s(),
             properties: std::collections::BTreeMap::new(),
-            consistency: match (self.require_freeze, self.no_freeze) {
+            consistency: match (self.require_freeze || self.runc.is_some(), self.no_freeze) {
                 (true, _) => Consistency::Frozen,
                 (_, true) => Consistency::Crash,
                 _ => Consistency::Automatic,
             },
         };
+        let container = place.folder.display().to_string();
+        if let Some(id) = &self.runc {
+            let tools = self.programs.tools(context);
+            let runtime = self.programs.request(id, self.programs.root()?, &tools);
+            let taken = context.work(1, |job| take_memory_snapshot(&place, &request, &runtime, job))?;
+            let mut report = SnapshotTaken::new(&taken.snapshot, container);
+            report.memory = Some(MemoryDocument::new(id, &taken));
+            return context.report(&report);
+        }
         let taken = context.work(1, |job| take_snapshot(&place, &request, job))?;
         if taken.state == SnapshotState::Crash && !self.no_freeze {
             context.console().warning(
                 "the file system was not frozen, because it is not mounted where the server can see it: the snapshot is the disk as after a power failure",
             );
         }
-        context.report(&SnapshotTaken::new(&taken, place.folder.display().to_string()))
+        context.report(&SnapshotTaken::new(&taken, container))
     }
 }
 
@@ -70,6 +94,36 @@ struct SnapshotTaken {
     name: String,
     consistency: &'static str,
     paused_ms: f64,
+    memory: Option<MemoryDocument>,
+}
+
+/// The memory of a snapshot.
+#[derive(Debug, Serialize)]
+struct MemoryDocument {
+    runc: String,
+    bytes: u64,
+    /// How long the processes were paused in all.
+    paused_ms: f64,
+    /// How long CRIU took.
+    dump_ms: f64,
+    /// How long it took to make the memory durable.
+    sync_ms: f64,
+}
+
+impl MemoryDocument {
+    fn new(id: &str, taken: &TakenMemory) -> Self {
+        Self {
+            runc: id.to_owned(),
+            bytes: taken.memory_bytes,
+            paused_ms: milliseconds(taken.paused),
+            dump_ms: milliseconds(taken.memory),
+            sync_ms: milliseconds(taken.sync),
+        }
+    }
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
 }
 
 impl SnapshotTaken {
@@ -79,7 +133,8 @@ impl SnapshotTaken {
             id: taken.id.clone(),
             name: taken.name.clone(),
             consistency: taken.state.word(),
-            paused_ms: Duration::from_micros(taken.paused_us).as_secs_f64() * 1000.0,
+            paused_ms: milliseconds(Duration::from_micros(taken.paused_us)),
+            memory: None,
         }
     }
 }
@@ -100,5 +155,15 @@ impl Report for SnapshotTaken {
             _ => format!("as after a power failure; writes waited for {:.1} ms", self.paused_ms),
         };
         page.line(&format!("{} of {}: {how}", self.name, self.container));
+        if let Some(memory) = &self.memory {
+            page.line(&format!(
+                "with {} of memory of {}: it was paused for {:.0} ms, of that {:.0} ms for its memory and {:.0} ms to make it durable",
+                units::bytes(memory.bytes),
+                memory.runc,
+                memory.paused_ms,
+                memory.dump_ms,
+                memory.sync_ms
+            ));
+        }
     }
 }
