@@ -199,6 +199,7 @@ mod tests {
         "container switch",
         "container delete",
         "container merge",
+        "container resume",
         "import",
         "export",
         "template push",

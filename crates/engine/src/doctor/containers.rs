@@ -305,7 +305,7 @@ mod tests {
         assert!(partial_containers(place.path()).is_empty());
         assert!(delete_partial(&partial).unwrap_err().contains("using it"));
         drop(lock);
-        assert_eq!(partial_containers(place.path()), [partial.clone()]);
+        assert_eq!(partial_containers(place.path()), std::slice::from_ref(&partial));
         delete_partial(&partial).unwrap();
         assert!(!partial.exists());
     }

@@ -42,11 +42,6 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             Kind::Locked,
             "unmount it first: holdfast container unmount CONTAINER",
         ),
-        ContainerError::NotMounted { .. } => advice(
-            Exit::Error,
-            Kind::Refused,
-            "holdfast container info shows where a container is mounted",
-        ),
         ContainerError::NoAnswer { .. } => advice(
             Exit::Locked,
             Kind::Locked,
@@ -73,6 +68,9 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             "unmount the container, and mount it again with this program",
         ),
         ContainerError::Memory { problem, .. } => memory_advice(*problem),
+        ContainerError::NotMounted { .. } => {
+            advice(Exit::Error, Kind::Refused, "mount it first: holdfast container mount")
+        }
         ContainerError::Server { failure, .. } => server_advice(*failure),
         _ => plain(Exit::Error, Kind::Io),
     }

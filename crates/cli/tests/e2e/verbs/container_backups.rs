@@ -160,7 +160,7 @@ fn a_mounted_container_is_backed_up_by_its_changes() {
     assert!(rig.read("web2-mnt/first") == first && rig.read("web2-mnt/second") == second);
     other.unmount(&rig);
     let (kind, _) = rig.error(1, &["restore", "web1", "--to-container", "web2"]);
-    assert_eq!(kind, "io");
+    assert_eq!(kind, "exists");
     assert_eq!(rig.runtime_names(), [""; 0]);
 }
 

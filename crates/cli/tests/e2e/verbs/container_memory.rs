@@ -86,7 +86,7 @@ impl World {
         system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
     }
 
-    fn words<'a>(&self, words: &[&'a str]) -> Vec<String> {
+    fn words(&self, words: &[&str]) -> Vec<String> {
         let program = |name: &str| self.rig.path(&format!("programs/{name}")).display().to_string();
         let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         all.extend([

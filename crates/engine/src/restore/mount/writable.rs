@@ -26,6 +26,7 @@ use holdfast_serve::fuse::{
 };
 use holdfast_serve::nbd::ExportDevice;
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::process::configure_io_flusher_behavior;
 
 use super::image::MountedImage;
@@ -328,6 +329,12 @@ impl Supervisor<'_> {
                     folder.display()
                 ));
                 Ok(unmount_fuse(&folder, UnmountMode::Detach)?)
+            }
+            // Another process was quicker.
+            Err(FuseMountError::Unmount { source, .. })
+                if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
+            {
+                Ok(())
             }
             result => Ok(result?),
         }

@@ -70,14 +70,7 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
     let repository = context.open_repository()?;
     let zone = context.zone().clone();
     let stored = context.work(1, |job| StoredContainer::find(&repository, &args.snapshot, &zone, job))?;
-    let serve = |folder: &Path, disk: &str| {
-        let served = serve_disk(&repository, disk, folder, context);
-        served.map_err(|message| ContainerError::Server {
-            failure: ServerFailure::Io,
-            message,
-        })?;
-        Ok(())
-    };
+    let serve = |folder: &Path, disk: &str| serve_disk(&repository, disk, folder, context);
     let files = ContainerFiles {
         runtime: context.runtime_folder(),
         serve: &serve,
@@ -136,12 +129,22 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
 }
 
 /// Starts a process that serves a disk of the repository in a folder, and waits until it does.
-fn serve_disk(repository: &Repository, disk: &str, folder: &Path, context: &Context) -> Result<(), String> {
-    match serve_snapshot_in_background(repository, disk, folder, context) {
-        Ok(None) => Ok(()),
-        Ok(Some(_)) => Err("the server of the disk has ended".to_owned()),
-        Err(error) => Err(error_text(&error)),
+fn serve_disk(
+    repository: &Repository,
+    disk: &str,
+    folder: &Path,
+    context: &Context,
+) -> Result<(), holdfast_engine::Error> {
+    let message = match serve_snapshot_in_background(repository, disk, folder, context) {
+        Ok(None) => return Ok(()),
+        Ok(Some(_)) => "the server of the disk has ended".to_owned(),
+        Err(error) => error_text(&error),
+    };
+    Err(ContainerError::Server {
+        failure: ServerFailure::Io,
+        message,
     }
+    .into())
 }
 
 fn is_stdout(path: &Path) -> bool {
