@@ -9,7 +9,7 @@
 //! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`],
 //!   [`repair()`]), and names of snapshots ([`SnapshotName`], [`resolve`])
 //! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
-//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`serve_targets`], [`mount()`])
+//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`serve_targets`], [`serve_vhost_user`], [`mount()`])
 //! - `guest_files`: files inside the guests' file systems, from a snapshot ([`open_guest_volumes`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
@@ -153,6 +153,7 @@ pub use restore::mount::{
     WorkerLauncher, WritableImageMount, mount, serve_writable_image,
 };
 pub use restore::serve::iscsi::{ServeTargetsRequest, ServedUnit, serve_targets};
+pub use restore::serve::vhost_user::{ServeVhostUserRequest, ServedDisk, SocketPlace, serve_vhost_user};
 pub use restore::serve::{ClientWrites, ServeAddress, ServeRequest, Served, serve};
 pub use template::{
     Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,

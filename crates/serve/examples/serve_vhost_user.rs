@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::{Access, BlockDevice, BlockDeviceMut, FileDevice, FileDeviceMut, IoMode, SystemClock};
+use holdfast_block::{BlockDevice, BlockDeviceMut, FileDevice, FileDeviceMut, IoMode, SystemClock};
 use holdfast_serve::vhost_user::{
     AcceptedWrites, ExportDevice, Limits, Listener, VhostUserEvent, VhostUserExport, VhostUserExportOptions,
     VhostUserServer, VhostUserServerOptions,
@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let device: Arc<dyn BlockDeviceMut> = Arc::new(FileDeviceMut::open(image, IoMode::Buffered)?);
         ExportDevice::Writable(device)
     } else {
-        let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(image, IoMode::Buffered, Access::Random)?);
+        let device: Arc<dyn BlockDevice> = Arc::new(FileDevice::open(image, IoMode::Buffered)?);
         ExportDevice::ReadOnly(device)
     };
     let clock = Arc::new(SystemClock::new());

@@ -207,6 +207,7 @@ mod tests {
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
         "serve iscsi",
+        "serve vhost-user",
         "live-server",
         "files-reader",
         "watchdog",

@@ -171,6 +171,11 @@ fn engine_advice(error: &JobError) -> Advice {
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "use --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
+        JobError::SocketCount { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
+        ),
         JobError::Clone(error) => clone_advice(error),
         JobError::StreamLonger { .. } => advice(Exit::Error, Kind::Refused, "set the size that it has with --size"),
         JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),

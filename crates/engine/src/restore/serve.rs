@@ -3,6 +3,7 @@
 mod disks;
 pub(crate) mod iscsi;
 mod layered;
+pub(crate) mod vhost_user;
 
 use std::net::SocketAddr;
 use std::num::NonZero;

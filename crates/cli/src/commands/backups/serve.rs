@@ -1,6 +1,7 @@
 //! `holdfast serve`: serves disks of snapshots as network block devices.
 
 mod iscsi;
+mod vhost_user;
 
 use std::net::SocketAddr;
 use std::num::NonZero;
@@ -32,6 +33,8 @@ verbs! {
         "nbd" => Nbd(NbdArgs),
         /// Serve the disks of snapshots over iSCSI, until Ctrl-C
         "iscsi" => Iscsi(iscsi::IscsiArgs),
+        /// Serve disks to virtual machines of this host over vhost-user, until Ctrl-C
+        "vhost-user" => VhostUser(vhost_user::VhostUserArgs),
     }
 }
 
