@@ -21,7 +21,9 @@ mod export;
 #[cfg(feature = "hostile")]
 pub(crate) mod hostile;
 mod inflight;
+mod load;
 mod memory;
+mod notification;
 mod request;
 mod ring;
 mod server;

@@ -171,11 +171,6 @@ fn engine_advice(error: &JobError) -> Advice {
         ),
         JobError::NoMachineName => advice(Exit::Usage, Kind::Usage, "use --machine NAME"),
         JobError::DuplicateDisk { .. } => advice(Exit::Usage, Kind::Usage, "give each disk its name with NAME=PATH"),
-        JobError::SocketCount { .. } => advice(
-            Exit::Usage,
-            Kind::Usage,
-            "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
-        ),
         JobError::Clone(error) => clone_advice(error),
         JobError::StreamLonger { .. } => advice(Exit::Error, Kind::Refused, "set the size that it has with --size"),
         JobError::StandardInputTwice => advice(Exit::Usage, Kind::Usage, "give - once"),
@@ -208,6 +203,11 @@ fn target_advice(error: &JobError) -> Advice {
             Exit::Error,
             Kind::Exists,
             "use another name; --force, where a command has it, replaces the file, and restore --in-place writes only the differences into it",
+        ),
+        JobError::Serve(holdfast_serve::Error::SocketCount { .. }) => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
         ),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,

@@ -1,11 +1,15 @@
 //! Features, limits, and the configuration space of a virtio block device (section 5.2.4). Pure.
 
-use super::request::{RANGE_COUNT_MAX, RANGE_SECTOR_COUNT_MAX, SECTOR_BYTES};
-
 /// The largest number of queues of a device.
 pub const QUEUE_COUNT_MAX: u16 = 256;
 /// The largest ring: QEMU permits no larger one.
 pub(super) const QUEUE_SIZE_MAX: u16 = 1024;
+/// The unit of positions and of the capacity, for all sizes of sectors.
+pub(super) const SECTOR_BYTES: u64 = 512;
+/// Ranges of one request to discard or to write zeroes.
+pub(super) const RANGE_COUNT_MAX: u32 = 32;
+/// Sectors of one of these ranges: 1 GiB.
+pub(super) const RANGE_SECTOR_COUNT_MAX: u32 = 1 << 21;
 /// Data segments of a request. With header and status, a request fits into a ring of 128, QEMU's default.
 pub(super) const SEGMENT_COUNT_MAX: u32 = 126;
 /// Bytes of a segment.
@@ -206,7 +210,11 @@ mod tests {
         let space = disk.space(WriteCache::WriteThrough, 0, 60).unwrap();
         assert_eq!(number(&space[20..24]), 4096);
         assert_eq!((space[24], number(&space[26..28]), space[32]), (0, 1, 0));
-        assert_eq!(number(&space[44..48]), 8, "discards are aligned to sectors of the guest");
+        assert_eq!(
+            number(&space[44..48]),
+            8,
+            "discards are aligned to sectors of the guest"
+        );
         assert_eq!(number(&space[..8]), 8 << 21, "the capacity is in units of 512 bytes");
     }
 
@@ -229,7 +237,10 @@ mod tests {
         ] {
             assert_eq!(disk.chosen_cache(offset, bytes), None, "{offset} {bytes:?}");
         }
-        assert_eq!(readable.features() & (features::DISCARD | features::WRITE_ZEROES | features::CONFIG_WCE), 0);
+        assert_eq!(
+            readable.features() & (features::DISCARD | features::WRITE_ZEROES | features::CONFIG_WCE),
+            0
+        );
         assert_ne!(readable.features() & features::RO, 0);
         assert_eq!(DISK.features() & features::RO, 0);
     }

@@ -93,7 +93,9 @@ impl DiskRequest {
         let mut payload = Vec::new();
         if payload_of(header) == Payload::Ranges && sent_bytes <= RANGES_BYTES_MAX {
             payload.resize(to_usize(sent_bytes), 0);
-            memory.gather(&chain.readable, HEADER_BYTES, &mut payload).map_err(failed)?;
+            memory
+                .gather(&chain.readable, HEADER_BYTES, &mut payload)
+                .map_err(failed)?;
         }
         let parts = RequestParts {
             header,
@@ -201,12 +203,6 @@ impl DiskRequest {
             device.write_at(bytes, offset)?;
         }
         Ok(())
-    }
-
-    /// The memory that a worker needs for copies.
-    pub(super) fn worker_piece_bytes(&self) -> usize {
-        let bytes = self.work().map_or(0, |work| work.bytes);
-        to_usize(bytes.clamp(1, WORKER_PIECE_BYTES))
     }
 }
 

@@ -38,7 +38,7 @@ fn new_map() -> GuestMap {
         file_offset: 0,
     };
     let map = GuestMap::default().with(place, file);
-    map.unwrap_or_else(|error| panic!("memory for a test: {}", error.0))
+    map.expect("memory for a test")
 }
 
 /// The memory of a guest: a table of descriptors, and what they point to. The first byte chooses the device.
@@ -80,8 +80,15 @@ pub(crate) fn requests(bytes: &[u8]) -> Outcome {
         let writable_bytes = byte_count(&chain.writable);
         if let Ok(request) = DiskRequest::parse(head, chain, Arc::clone(&map), &export) {
             let executed = request.execute(&export, cache, &mut piece);
-            assert!(u64::from(executed.written_bytes) <= writable_bytes, "more than the guest has asked for");
-            assert!(executed.error.is_none(), "the device does not fail: {:?}", executed.error);
+            assert!(
+                u64::from(executed.written_bytes) <= writable_bytes,
+                "more than the guest has asked for"
+            );
+            assert!(
+                executed.error.is_none(),
+                "the device does not fail: {:?}",
+                executed.error
+            );
             outcome = Outcome::Decoded;
         }
     }
@@ -115,7 +122,13 @@ fn header(kind: u32, sector: u64) -> Vec<u8> {
 /// Headers at 1024, data at 2048, the status at 4000.
 fn requests_seed(first: u8) -> Vec<u8> {
     let mut memory = Vec::new();
-    let requests: [(u32, u64, u32, u16); 5] = [(0, 1, 1024, 2), (1, 2, 512, 0), (4, 0, 0, 0), (8, 0, 20, 2), (13, 0, 32, 0)];
+    let requests: [(u32, u64, u32, u16); 5] = [
+        (0, 1, 1024, 2),
+        (1, 2, 512, 0),
+        (4, 0, 0, 0),
+        (8, 0, 20, 2),
+        (13, 0, 32, 0),
+    ];
     for (index, (_, _, length, flags)) in requests.iter().enumerate() {
         let index = u16::try_from(index * 3).expect("few requests");
         let place = 1024 + u64::from(index / 3) * 16;

@@ -186,7 +186,9 @@ impl InflightQueue {
         }
         // The predecessor was killed after it had published completed requests in the used ring, and before it had
         // noted that.
-        let mut published = used_index.wrapping_sub(self.load(USED_INDEX)).min(self.descriptor_count);
+        let mut published = used_index
+            .wrapping_sub(self.load(USED_INDEX))
+            .min(self.descriptor_count);
         let mut head: u16 = self.load(LAST_HEAD);
         while published > 0 && head < self.descriptor_count {
             let descriptor = self.descriptor(head);
@@ -259,7 +261,11 @@ mod tests {
         assert_eq!(predecessor, Predecessor::Same);
         assert_eq!(queue.begin(8, 1, SECOND), [7, 1]);
         queue.take(3);
-        assert_eq!(reopened(SECOND).1.begin(8, 1, SECOND), [7, 1, 3], "new ones come after repeated ones");
+        assert_eq!(
+            reopened(SECOND).1.begin(8, 1, SECOND),
+            [7, 1, 3],
+            "new ones come after repeated ones"
+        );
         region.set_flushed();
         assert_eq!(reopened(FIRST).0, Predecessor::Flushed);
         // A ring of another size is another ring.
@@ -280,7 +286,10 @@ mod tests {
             let heads = region.queue(0).unwrap().begin(8, 77, FIRST);
             assert!(heads.len() <= 8 && heads.iter().all(|head| *head < 8));
         }
-        assert!(InflightRegion::open(file.try_clone().unwrap(), 0, 2, 8).is_err(), "past the end");
+        assert!(
+            InflightRegion::open(file.try_clone().unwrap(), 0, 2, 8).is_err(),
+            "past the end"
+        );
         assert!(InflightRegion::open(file, 0, 1, 0).is_err());
     }
 }

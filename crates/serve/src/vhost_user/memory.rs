@@ -73,7 +73,9 @@ pub(super) fn seal_of(file: &File) -> MemorySeal {
 
 /// Maps a part of a file, which must exist: an access past the end of a file ends the process.
 pub(super) fn map_file(file: File, offset: u64, size_bytes: u64) -> Result<MmapRegion, NoMemory> {
-    let end = offset.checked_add(size_bytes).ok_or(NoMemory("a region is too large"))?;
+    let end = offset
+        .checked_add(size_bytes)
+        .ok_or(NoMemory("a region is too large"))?;
     let metadata = file.metadata().map_err(|_| NoMemory("a file of memory has no size"))?;
     if !metadata.is_file() || metadata.len() < end || size_bytes == 0 {
         return Err(NoMemory("a region is outside its file"));

@@ -2,18 +2,14 @@
 
 use std::ops::Range;
 
-use super::config::{DiskProperties, GuestAccess, TRANSFER_BYTES_MAX};
+use super::config::{
+    DiskProperties, GuestAccess, RANGE_COUNT_MAX, RANGE_SECTOR_COUNT_MAX, SECTOR_BYTES, TRANSFER_BYTES_MAX,
+};
 
-/// The unit of positions in requests, for all sizes of sectors.
-pub(super) const SECTOR_BYTES: u64 = 512;
 pub(super) const HEADER_BYTES: u64 = 16;
 /// Size of a serial number.
 pub(super) const SERIAL_BYTES: usize = 20;
 
-/// Ranges of one request to discard or to write zeroes.
-pub(super) const RANGE_COUNT_MAX: u32 = 32;
-/// Sectors of one of these ranges: 1 GiB.
-pub(super) const RANGE_SECTOR_COUNT_MAX: u32 = 1 << 21;
 const RANGE_BYTES: u64 = 16;
 /// The longest payload of a request with ranges.
 pub(super) const RANGES_BYTES_MAX: u64 = RANGE_COUNT_MAX as u64 * RANGE_BYTES;

@@ -4,15 +4,13 @@
 //! and notifies the guest once for a batch of them.
 
 use std::fs::File;
-use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use holdfast_block::Clock;
+use holdfast_block::{Clock, to_usize};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use virtio_queue::{Queue, QueueOwnedT as _, QueueT as _};
 use vm_memory::GuestAddress;
@@ -20,14 +18,18 @@ use vm_memory::GuestAddress;
 use super::chain::{DescriptorTable, IndirectTables, follow};
 use super::config::{QUEUE_SIZE_MAX, WriteCache};
 use super::event::{VhostUserEvent, VhostUserEventSink};
-use super::execute::{DiskRequest, PIECE_BYTES, load_descriptor};
+use super::execute::{DiskRequest, PIECE_BYTES, WORKER_PIECE_BYTES, load_descriptor};
 use super::export::VhostUserExport;
 use super::inflight::{InflightQueue, ServerNumber};
+use super::load::{Busy, Load};
 use super::memory::{GuestMap, SharedMemory};
+use super::notification::read_counter;
 use crate::server::dispatch::{Dispatch, DispatchPolicy, Work};
 use crate::server::peer::Peer;
 use crate::server::workers::Workers;
 
+/// A request of this size goes to a worker if another one waits: they are executed at the same time.
+const PARALLEL_BYTES: u64 = 256 << 10;
 /// After a request of this size, the guest is notified before the next request of a batch.
 const NOTIFY_BYTES: u64 = 64 << 10;
 
@@ -48,61 +50,6 @@ pub(super) struct RingContext {
     pub(super) load: Load,
 }
 
-/// Requests in progress of a connection.
-pub(super) struct Load {
-    pub(super) request_count_max: usize,
-    /// Queues whose thread executes a request.
-    pub(super) busy_count: AtomicUsize,
-    /// Requests that workers have, of each queue.
-    delegated: Mutex<Vec<usize>>,
-    changed: Condvar,
-}
-
-impl Load {
-    pub(super) fn new(queue_count: usize, request_count_max: usize) -> Self {
-        Self {
-            request_count_max: request_count_max.max(1),
-            busy_count: AtomicUsize::new(0),
-            delegated: Mutex::new(vec![0; queue_count]),
-            changed: Condvar::new(),
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.delegated.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy_count.load(Ordering::Relaxed) > 0 || self.lock().iter().any(|count| *count > 0)
-    }
-
-    /// Counts a request of a queue; waits while the connection has too many.
-    fn delegate(&self, queue: usize) {
-        let mut counts = self.lock();
-        while counts.iter().sum::<usize>() >= self.request_count_max {
-            counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
-        }
-        if let Some(count) = counts.get_mut(queue) {
-            *count += 1;
-        }
-    }
-
-    fn done(&self, queue: usize) {
-        if let Some(count) = self.lock().get_mut(queue) {
-            *count -= 1;
-        }
-        self.changed.notify_all();
-    }
-
-    /// Waits until workers have completed all requests of a queue.
-    fn drain(&self, queue: usize) {
-        let mut counts = self.lock();
-        while counts.get(queue).is_some_and(|count| *count > 0) {
-            counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
 /// Where a ring is, in addresses of the guest.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RingPlace {
@@ -121,6 +68,13 @@ pub(super) struct RingFeatures {
     pub(super) has_event_index: bool,
 }
 
+/// Whether requests are taken from a ring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RingActivity {
+    Enabled,
+    Paused,
+}
+
 /// The files and memory of a ring.
 pub(super) struct RingResources {
     pub(super) place: RingPlace,
@@ -128,7 +82,7 @@ pub(super) struct RingResources {
     pub(super) kick: File,
     pub(super) call: Option<File>,
     pub(super) inflight: Option<InflightQueue>,
-    pub(super) is_enabled: bool,
+    pub(super) activity: RingActivity,
 }
 
 struct RingState {
@@ -169,13 +123,6 @@ impl From<virtio_queue::Error> for RingFailure {
     }
 }
 
-/// Prepares a file of the front end for notifications: a thread of the server must not block on it.
-pub(super) fn without_blocking(file: File) -> io::Result<File> {
-    let flags = rustix::fs::fcntl_getfl(&file)?;
-    rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK)?;
-    Ok(file)
-}
-
 impl RunningRing {
     /// Starts the thread of a queue. Requests that a predecessor did not complete are executed first.
     pub(super) fn start(
@@ -208,7 +155,7 @@ impl RunningRing {
             call: Mutex::new(resources.call),
             kick: resources.kick,
             wake: wake.map_err(|_| "no more files can be opened")?,
-            is_enabled: AtomicBool::new(resources.is_enabled),
+            is_enabled: AtomicBool::new(resources.activity == RingActivity::Enabled),
             is_stopping: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&ring);
@@ -224,8 +171,11 @@ impl RunningRing {
         self.ring.notify();
     }
 
-    pub(super) fn set_enabled(&self, is_enabled: bool) {
-        self.ring.is_enabled.store(is_enabled, Ordering::Release);
+    /// Continues to take requests, or pauses.
+    pub(super) fn set_activity(&self, activity: RingActivity) {
+        self.ring
+            .is_enabled
+            .store(activity == RingActivity::Enabled, Ordering::Release);
         self.ring.wake();
     }
 
@@ -277,6 +227,13 @@ enum Woken {
     ByServer,
 }
 
+/// Whether other requests were available when one was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Waiting {
+    None,
+    Some,
+}
+
 /// Whether the guest learns of a completed request at once, or with later ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Notification {
@@ -300,7 +257,7 @@ impl Ring {
 
     /// The body of the thread.
     fn run(self: &Arc<Self>, repeated: &[u16]) {
-        let mut piece = vec![0; holdfast_block::to_usize(PIECE_BYTES)];
+        let mut piece = vec![0; to_usize(PIECE_BYTES)];
         if let Err(RingFailure(reason)) = self.serve(repeated, &mut piece) {
             self.context.events.vhost_user_event(&VhostUserEvent::QueueFailed {
                 export: &self.context.export.name,
@@ -317,7 +274,7 @@ impl Ring {
             if self.is_enabled.load(Ordering::Acquire) {
                 let _busy = Busy::new(&self.context.load);
                 for head in repeated.by_ref() {
-                    self.handle(*head, piece)?;
+                    self.handle(*head, Waiting::None, piece)?;
                 }
                 self.take_all(piece)?;
             }
@@ -362,9 +319,11 @@ impl Ring {
             self.lock().queue.disable_notification(memory.memory())?;
             let mut count = 0;
             while !self.is_stopping() && self.is_enabled.load(Ordering::Acquire) {
-                let Some(head) = self.take(&memory)? else { break };
+                let Some((head, waiting)) = self.take(&memory)? else {
+                    break;
+                };
                 count += 1;
-                self.handle(head, piece)?;
+                self.handle(head, waiting, piece)?;
             }
             self.notify();
             empty_count = if count == 0 { empty_count + 1 } else { 0 };
@@ -380,20 +339,33 @@ impl Ring {
     }
 
     /// Takes the next available request: the index of its first descriptor.
-    fn take(&self, memory: &GuestMap) -> Result<Option<u16>, RingFailure> {
+    fn take(&self, memory: &GuestMap) -> Result<Option<(u16, Waiting)>, RingFailure> {
         let mut state = self.lock();
-        let head = state.queue.iter(memory.memory())?.next().map(|chain| chain.head_index());
-        if let (Some(head), Some(inflight)) = (head, &mut state.inflight) {
-            if head >= self.table.descriptor_count {
-                return Err(OUTSIDE);
-            }
+        let taken = state
+            .queue
+            .iter(memory.memory())?
+            .next()
+            .map(|chain| chain.head_index());
+        let Some(head) = taken else {
+            return Ok(None);
+        };
+        if head >= self.table.descriptor_count {
+            return Err(OUTSIDE);
+        }
+        if let Some(inflight) = &mut state.inflight {
             inflight.take(head);
         }
-        Ok(head)
+        let available = state.queue.avail_idx(memory.memory(), Ordering::Acquire)?;
+        let waiting = if available.0 == state.queue.next_avail() {
+            Waiting::None
+        } else {
+            Waiting::Some
+        };
+        Ok(Some((head, waiting)))
     }
 
     /// Executes a request, or gives it to a worker.
-    fn handle(self: &Arc<Self>, head: u16, piece: &mut [u8]) -> Result<(), RingFailure> {
+    fn handle(self: &Arc<Self>, head: u16, waiting: Waiting, piece: &mut [u8]) -> Result<(), RingFailure> {
         let memory = self.context.memory.get();
         let chain = follow(self.table, head, self.features.indirect, &load_descriptor(&memory));
         let request = match chain {
@@ -414,26 +386,38 @@ impl Ring {
             }
         };
         let work = request.work();
-        match work.map(|work| self.context.policy.choose(work.class)) {
-            None | Some(Dispatch::Inline) => {
+        let dispatch = work.map_or(Dispatch::Inline, |work| self.context.policy.choose(work.class));
+        let is_parallel = waiting == Waiting::Some && work.is_some_and(|work| work.bytes >= PARALLEL_BYTES);
+        match dispatch {
+            Dispatch::Inline if is_parallel => {
+                self.delegate(request, work, PIECE_BYTES);
+                Ok(())
+            }
+            Dispatch::Inline => {
                 let written_bytes = self.execute(&request, work, piece);
                 let is_large = work.is_some_and(|work| work.bytes >= NOTIFY_BYTES);
-                let notification = if is_large { Notification::Now } else { Notification::Later };
+                let notification = if is_large {
+                    Notification::Now
+                } else {
+                    Notification::Later
+                };
                 self.complete(head, written_bytes, notification)
             }
-            Some(Dispatch::Worker) => {
-                self.delegate(request, work);
+            Dispatch::Worker => {
+                self.delegate(request, work, WORKER_PIECE_BYTES);
                 Ok(())
             }
         }
     }
 
-    fn delegate(self: &Arc<Self>, request: DiskRequest, work: Option<Work>) {
+    /// Gives a request to a worker, which copies up to `piece_bytes` at a time.
+    fn delegate(self: &Arc<Self>, request: DiskRequest, work: Option<Work>, piece_bytes: u64) {
         self.context.load.delegate(self.number);
         let delegated = Delegated(Arc::clone(self));
         let run = move || {
             let ring = &delegated.0;
-            let mut piece = vec![0; request.worker_piece_bytes()];
+            let bytes = work.map_or(0, |work| work.bytes);
+            let mut piece = vec![0; to_usize(bytes.clamp(1, piece_bytes))];
             let written_bytes = ring.execute(&request, work, &mut piece);
             // If the ring is not valid any more, its thread reports that.
             ring.complete(request.head, written_bytes, Notification::Now).ok();
@@ -505,32 +489,5 @@ struct Delegated(Arc<Ring>);
 impl Drop for Delegated {
     fn drop(&mut self) {
         self.0.context.load.done(self.0.number);
-    }
-}
-
-/// Counts a thread as busy.
-struct Busy<'a>(&'a Load);
-
-impl<'a> Busy<'a> {
-    fn new(load: &'a Load) -> Self {
-        load.busy_count.fetch_add(1, Ordering::Relaxed);
-        Self(load)
-    }
-}
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.busy_count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Resets the counter of notifications.
-fn read_counter(file: BorrowedFd<'_>) -> io::Result<()> {
-    let mut bytes = [0; 8];
-    match rustix::io::read(file, &mut bytes) {
-        // Another thread of the front end may have read it.
-        Ok(8) | Err(Errno::AGAIN | Errno::INTR) => Ok(()),
-        Ok(_) => Err(io::ErrorKind::InvalidData.into()),
-        Err(errno) => Err(errno.into()),
     }
 }

@@ -11,8 +11,9 @@ use vhost::vhost_user::{BackendReqHandler, Error as MessageError};
 use super::event::{FrontEndGone, VhostUserEvent, VhostUserEventSink};
 use super::export::VhostUserExport;
 use super::inflight::ServerNumber;
+use super::load::Load;
 use super::memory::SharedMemory;
-use super::ring::{Load, RingContext};
+use super::ring::RingContext;
 use super::session::{Session, SessionFailure};
 use crate::Result;
 use crate::server::connections::{ConnectedClient, Connections, Protocol, StopReport, ThreadNames};
@@ -273,7 +274,9 @@ impl ServedDisk {
                 Err(error) => return Err(FrontEndGone::Io(error)),
             }
             if deadline.is_some_and(|deadline| clock.now() >= deadline) {
-                return Err(FrontEndGone::Abandoned("the front end sent no complete message in time"));
+                return Err(FrontEndGone::Abandoned(
+                    "the front end sent no complete message in time",
+                ));
             }
         }
     }

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserSharedMsg, VhostUserShMemConfig,
+    VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
     VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
@@ -20,7 +20,8 @@ use super::event::VhostUserEvent;
 use super::export::AcceptedWrites;
 use super::inflight::{InflightRegion, Predecessor};
 use super::memory::{GuestMap, MemorySeal, NoMemory, REGION_COUNT_MAX, RegionPlace, seal_of};
-use super::ring::{RingContext, RingFeatures, RingPlace, RingResources, RunningRing, without_blocking};
+use super::notification::without_blocking;
+use super::ring::{RingActivity, RingContext, RingFeatures, RingPlace, RingResources, RunningRing};
 
 /// Why a front end is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,7 +54,7 @@ struct RingSlot {
     place: Option<RingAddresses>,
     base: u16,
     call: Option<File>,
-    is_enabled: bool,
+    activity: RingActivity,
     running: Option<RunningRing>,
 }
 
@@ -72,7 +73,7 @@ impl RingSlot {
             place: None,
             base: 0,
             call: None,
-            is_enabled: false,
+            activity: RingActivity::Paused,
             running: None,
         }
     }
@@ -155,8 +156,7 @@ impl Session {
 
     /// Sets the cache mode that follows from features and configuration (section 5.2.5).
     fn update_cache(&self) {
-        let is_write_through =
-            self.accepted_features & features::FLUSH == 0 || self.cache == WriteCache::WriteThrough;
+        let is_write_through = self.accepted_features & features::FLUSH == 0 || self.cache == WriteCache::WriteThrough;
         self.context.is_write_through.store(is_write_through, Ordering::Release);
     }
 
@@ -173,7 +173,7 @@ impl Session {
             },
             has_event_index: self.accepted_features & features::EVENT_IDX != 0,
         };
-        let is_enabled = !self.has_protocol_features();
+        let is_always_enabled = !self.has_protocol_features();
         let number = usize::from(index);
         let inflight = self.inflight.as_ref().and_then(|region| region.queue(number));
         let context = Arc::clone(&self.context);
@@ -194,7 +194,11 @@ impl Session {
             kick,
             call: ring.call.take(),
             inflight,
-            is_enabled: is_enabled || ring.is_enabled,
+            activity: if is_always_enabled {
+                RingActivity::Enabled
+            } else {
+                ring.activity
+            },
         };
         match RunningRing::start(&context, number, resources) {
             Ok(running) => {
@@ -267,7 +271,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_num(&mut self, index: u32, count: u32) -> Result<()> {
-        let size = u16::try_from(count).ok().filter(|size| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX);
+        let size = u16::try_from(count)
+            .ok()
+            .filter(|size| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX);
         let Some(size) = size else {
             return self.refuse("the size of a ring must be a power of two, and at most 1024");
         };
@@ -285,7 +291,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         _log: u64,
     ) -> Result<()> {
         let place = |address| self.map.guest_address(address);
-        let (Some(descriptors), Some(used), Some(available)) = (place(descriptor), place(used), place(available)) else {
+        let (Some(descriptors), Some(used), Some(available)) = (place(descriptor), place(used), place(available))
+        else {
             return self.refuse("a ring is outside the memory of the guest");
         };
         self.ring(index)?.place = Some(RingAddresses {
@@ -355,9 +362,13 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
         let ring = self.ring(index)?;
-        ring.is_enabled = enable;
+        ring.activity = if enable {
+            RingActivity::Enabled
+        } else {
+            RingActivity::Paused
+        };
         if let Some(running) = &ring.running {
-            running.set_enabled(enable);
+            running.set_activity(ring.activity);
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, FileDeviceMut, IoMode};
 use tempfile::TempDir;
 
-use crate::front_end::{Guest, pause_ms, SIZE, TestServer, device};
+use crate::front_end::{Guest, SIZE, TestServer, device, pause_ms};
 use crate::request_cases::{illegal_cases, legal_cases};
 
 /// The storage daemon, stopped on drop.
@@ -30,7 +30,11 @@ impl StorageDaemon {
         let process = Command::new("qemu-storage-daemon")
             .arg("--blockdev")
             .arg(format!("driver=file,filename={},node-name=file", image.display()))
-            .args(["--blockdev", "driver=raw,file=file,node-name=disk,discard=unmap", "--export"])
+            .args([
+                "--blockdev",
+                "driver=raw,file=file,node-name=disk,discard=unmap",
+                "--export",
+            ])
             .arg(format!(
                 "type=vhost-user-blk,id=e,node-name=disk,addr.type=unix,addr.path={},writable=on,num-queues=2",
                 socket.display()
@@ -72,7 +76,10 @@ const DIFFERENCES: &[(&str, &str)] = &[
     ("range and a byte", "QEMU refuses the queue"),
     ("no range", "QEMU refuses the queue"),
     ("part of a header", "QEMU refuses the queue"),
-    ("discard", "QEMU 7.2 needs discards to be enabled elsewhere, and then leaves the contents undefined"),
+    (
+        "discard",
+        "QEMU 7.2 needs discards to be enabled elsewhere, and then leaves the contents undefined",
+    ),
     ("too many sectors", "the limits differ"),
     ("one sector too many", "the limits differ"),
 ];

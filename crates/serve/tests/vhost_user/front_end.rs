@@ -174,6 +174,7 @@ pub(crate) struct TestRing {
 /// A guest: its memory, its driver, and its front end.
 pub(crate) struct Guest {
     pub(crate) front_end: Frontend,
+    pub(crate) protocol: VhostUserProtocolFeatures,
     /// The socket of the front end, for messages that it cannot send.
     pub(crate) socket: UnixStream,
     pub(crate) memory: MmapRegion,
@@ -187,11 +188,14 @@ impl Guest {
     pub(crate) fn start(socket: UnixStream, mask: u64) -> Self {
         let file = shared_file(MEMORY_BYTES);
         let mut guest = Self::connect(socket, file, mask);
-        let wanted = VhostUserInflight::new(0, 0, 2, RING_SIZE);
-        let (described, passed) = guest.front_end.get_inflight_fd(&wanted).unwrap();
-        let passed = OwnedFd::from(passed);
-        guest.front_end.set_inflight_fd(&described, passed.as_raw_fd()).unwrap();
-        guest.inflight = Some((described, passed));
+        // The storage daemon does not have it.
+        if guest.protocol.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD) {
+            let wanted = VhostUserInflight::new(0, 0, 2, RING_SIZE);
+            let (described, passed) = guest.front_end.get_inflight_fd(&wanted).unwrap();
+            let passed = OwnedFd::from(passed);
+            guest.front_end.set_inflight_fd(&described, passed.as_raw_fd()).unwrap();
+            guest.inflight = Some((described, passed));
+        }
         for queue in 0..2 {
             guest.start_ring(queue, 0);
         }
@@ -203,7 +207,9 @@ impl Guest {
         let mut front_end = Frontend::from_stream(socket.try_clone().unwrap(), 4);
         front_end.set_owner().unwrap();
         let offered = front_end.get_features().unwrap();
-        front_end.set_features(offered & (mask | PROTOCOL_FEATURES | VERSION_1)).unwrap();
+        front_end
+            .set_features(offered & (mask | PROTOCOL_FEATURES | VERSION_1))
+            .unwrap();
         let wanted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
             | VhostUserProtocolFeatures::REPLY_ACK
@@ -216,6 +222,7 @@ impl Guest {
         let memory = MmapRegion::from_file(FileOffset::new(file.try_clone().unwrap(), 0), MEMORY_BYTES).unwrap();
         Self {
             front_end,
+            protocol,
             socket,
             memory,
             file,
@@ -261,7 +268,9 @@ impl Guest {
     pub(crate) fn read(&self, address: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         let memory = self.memory.as_volatile_slice();
-        memory.read_slice(&mut bytes, usize::try_from(address).unwrap()).unwrap();
+        memory
+            .read_slice(&mut bytes, usize::try_from(address).unwrap())
+            .unwrap();
         bytes
     }
 
@@ -284,7 +293,10 @@ impl Guest {
         let base = RING_BYTES * queue as u64;
         self.write(base + slot, &head.to_le_bytes());
         let place = usize::try_from(base + AVAILABLE + 2).unwrap();
-        self.memory.as_volatile_slice().store(next, place, Ordering::SeqCst).unwrap();
+        self.memory
+            .as_volatile_slice()
+            .store(next, place, Ordering::SeqCst)
+            .unwrap();
         self.rings[queue].kick.write(1).unwrap();
     }
 

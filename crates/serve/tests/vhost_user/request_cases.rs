@@ -53,8 +53,22 @@ pub(crate) fn legal_cases() -> Vec<Case> {
         }
         cases.push(case("discard", DISCARD, 0, range(sector, count, 0), 0, 0));
     }
-    cases.push(case("many ranges of zeroes", WRITE_ZEROES, 9, range(64, 8, 1).repeat(32), 0, 0));
-    cases.push(case("many ranges to discard", DISCARD, 9, range(64, 8, 0).repeat(32), 0, 0));
+    cases.push(case(
+        "many ranges of zeroes",
+        WRITE_ZEROES,
+        9,
+        range(64, 8, 1).repeat(32),
+        0,
+        0,
+    ));
+    cases.push(case(
+        "many ranges to discard",
+        DISCARD,
+        9,
+        range(64, 8, 0).repeat(32),
+        0,
+        0,
+    ));
     for sector in [0, 5, u64::MAX] {
         cases.push(case("flush", 4, sector, vec![], 0, 0));
         cases.push(case("serial number", GET_ID, sector, vec![], 20, 0));
@@ -87,11 +101,38 @@ pub(crate) fn illegal_cases() -> Vec<Case> {
             (7, 100),
             (END - 1, 511),
         ] {
-            let (sent, expected_bytes) = if kind == IN { (vec![], length) } else { (vec![9; length], 0) };
+            let (sent, expected_bytes) = if kind == IN {
+                (vec![], length)
+            } else {
+                (vec![9; length], 0)
+            };
             cases.push(case(name, kind, sector, sent, expected_bytes, 1));
         }
     }
-    for kind in [2, 3, 5, 6, 7, 9, 10, 12, 14, 15, 16, 17, 18, 20, 22, 24, 26, 28, 99, 1 << 31, 1 << 31 | 1, u32::MAX] {
+    for kind in [
+        2,
+        3,
+        5,
+        6,
+        7,
+        9,
+        10,
+        12,
+        14,
+        15,
+        16,
+        17,
+        18,
+        20,
+        22,
+        24,
+        26,
+        28,
+        99,
+        1 << 31,
+        1 << 31 | 1,
+        u32::MAX,
+    ] {
         cases.push(case("unknown type", kind, 0, vec![], 512, 2));
         cases.push(case("unknown type with data", kind, 0, vec![1; 512], 0, 2));
     }
@@ -107,10 +148,18 @@ pub(crate) fn illegal_cases() -> Vec<Case> {
             ("end overflows", range(u64::MAX / 512, 1, 0), 1),
             ("too many sectors", range(0, u32::MAX, 0), 1),
             ("one sector too many", range(0, (1 << 21) + 1, 0), 1),
-            ("second range behind the end", [range(0, 1, 0), range(END, 1, 0)].concat(), 1),
+            (
+                "second range behind the end",
+                [range(0, 1, 0), range(END, 1, 0)].concat(),
+                1,
+            ),
             ("unknown flag", range(0, 1, 2), 2),
             ("all flags", range(0, 1, u32::MAX), 2),
-            ("second range with an unknown flag", [range(0, 1, 0), range(0, 1, 4)].concat(), 2),
+            (
+                "second range with an unknown flag",
+                [range(0, 1, 0), range(0, 1, 4)].concat(),
+                2,
+            ),
         ] {
             cases.push(case(name, kind, 0, sent, 0, status));
         }
@@ -144,7 +193,10 @@ fn apply(model: &mut [u8], case: &Case) {
 
 /// The answer to a legal request.
 fn expected(model: &[u8], case: &Case) -> Vec<u8> {
-    let sector: u64 = case.header[8..16].iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
+    let sector: u64 = case.header[8..16]
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | u64::from(*byte));
     match u32::from(case.header[0]) {
         IN => {
             let start = usize::try_from(sector).unwrap() * 512;
@@ -176,7 +228,12 @@ fn legal_requests_do_what_they_say() {
             let read_bytes = data.len().min(if case.header[0] == 8 { 20 } else { usize::MAX });
             let used_bytes = u32::try_from(read_bytes).unwrap() + 1;
             assert!(
-                answer == Answer { status: 0, data, used_bytes },
+                answer
+                    == Answer {
+                        status: 0,
+                        data,
+                        used_bytes
+                    },
                 "{}: status {}, {} bytes",
                 case.name,
                 answer.status,
@@ -248,7 +305,11 @@ fn any_division_into_segments_is_the_same_request() {
             let mut done = 0;
             while done < total {
                 let most = (total - done).min(1 + total / 20);
-                let part = if rows.len() > 100 { total - done } else { usize::try_from(random.below(most as u64 + 1)).unwrap() };
+                let part = if rows.len() > 100 {
+                    total - done
+                } else {
+                    usize::try_from(random.below(most as u64 + 1)).unwrap()
+                };
                 rows.push((address + done as u64, u32::try_from(part).unwrap(), flags));
                 done += part;
             }
@@ -257,7 +318,12 @@ fn any_division_into_segments_is_the_same_request() {
         let table = REQUESTS + 0x8_0000;
         for (index, (address, length, flags)) in rows.iter().enumerate() {
             let number = u16::try_from(index).unwrap();
-            let row = (*address, *length, flags | if index < last { NEXT } else { 0 }, number + 1);
+            let row = (
+                *address,
+                *length,
+                flags | if index < last { NEXT } else { 0 },
+                number + 1,
+            );
             guest.describe(0, number, row);
             guest.write(table + 16 * index as u64, &descriptor(row));
         }
@@ -270,7 +336,10 @@ fn any_division_into_segments_is_the_same_request() {
         let answer = guest.read(writable_at, writable);
         assert_eq!(answer.last(), Some(&0), "seed {seed}, round {round}");
         if is_read {
-            assert!(answer[..length] == model[start..start + length], "seed {seed}, round {round}");
+            assert!(
+                answer[..length] == model[start..start + length],
+                "seed {seed}, round {round}"
+            );
         } else {
             model[start..start + length].copy_from_slice(&data);
         }

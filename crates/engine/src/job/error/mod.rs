@@ -190,12 +190,6 @@ pub enum Error {
         /// Size of the disk in bytes.
         disk_bytes: u64,
     },
-    /// A single socket was given for several disks, or for none.
-    #[error("a socket is for one disk, and {disks} disks are to be served")]
-    SocketCount {
-        /// The number of disks.
-        disks: usize,
-    },
     /// Another process serves the overlay with the writes to a disk of a snapshot.
     #[error("{} is in use: it is served already", path.display())]
     OverlayInUse {

@@ -128,7 +128,8 @@ pub fn serve_vhost_user(
     if let SocketPlace::File(_) = request.sockets
         && drafts.len() != 1
     {
-        return Err(Error::SocketCount { disks: drafts.len() });
+        let disks = drafts.len();
+        return Err(Error::Serve(holdfast_serve::Error::SocketCount { disks }));
     }
     let mut server = VhostUserServer::new(VhostUserServerOptions {
         limits: Limits::default(),
@@ -185,7 +186,11 @@ fn image_draft(path: &Path, request: &ServeVhostUserRequest) -> Result<DiskDraft
     } else {
         let image = open_mut(path, &request.image_options).map_err(|error| on(error.into()))?;
         let is_raw = image.layers().iter().all(|layer| layer.format == Format::Raw);
-        let accepted_writes = if is_raw { AcceptedWrites::Stay } else { AcceptedWrites::NeedFlush };
+        let accepted_writes = if is_raw {
+            AcceptedWrites::Stay
+        } else {
+            AcceptedWrites::NeedFlush
+        };
         (ExportDevice::Writable(Arc::new(image)), accepted_writes)
     };
     let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
@@ -204,7 +209,13 @@ fn socket_path(place: &SocketPlace, name: &str, taken: &[ServedDisk]) -> PathBuf
         SocketPlace::File(path) => return path.clone(),
         SocketPlace::Folder(folder) => folder,
     };
-    let replace = |c: char| if c.is_ascii_alphanumeric() || "-_.@".contains(c) { c } else { '-' };
+    let replace = |c: char| {
+        if c.is_ascii_alphanumeric() || "-_.@".contains(c) {
+            c
+        } else {
+            '-'
+        }
+    };
     let mut base: String = name.chars().map(replace).collect();
     base.truncate(SOCKET_NAME_BYTES_MAX);
     let base = base.trim_start_matches('.');

@@ -51,7 +51,12 @@ fn segments(list: &[(u64, u32)]) -> Vec<Segment> {
 
 #[test]
 fn legal_chains() {
-    let read = [(10, 16, NEXT, 3), (0, 0, 0, 0), (0, 0, 0, 0), (20, 512, NEXT | WRITE, 1)];
+    let read = [
+        (10, 16, NEXT, 3),
+        (0, 0, 0, 0),
+        (0, 0, 0, 0),
+        (20, 512, NEXT | WRITE, 1),
+    ];
     let mut ring = read.to_vec();
     ring[1] = (30, 1, WRITE, 0);
     let expected = Chain {
@@ -70,7 +75,9 @@ fn legal_chains() {
     let after = followed(&nested, &table, 1).unwrap();
     assert_eq!(after.readable, segments(&[(7, 8), (1, 2)]));
     // All descriptors of the ring, and of the largest table.
-    let all: Vec<Row> = (0..8).map(|index| (0, 1, if index < 7 { NEXT } else { 0 }, index + 1)).collect();
+    let all: Vec<Row> = (0..8)
+        .map(|index| (0, 1, if index < 7 { NEXT } else { 0 }, index + 1))
+        .collect();
     assert_eq!(byte_count(&followed(&all, &[], 0).unwrap().readable), 8);
     let count = QUEUE_SIZE_MAX;
     let rows = (0..count).map(|index| (0, 1, if index + 1 < count { NEXT } else { 0 }, index + 1));
@@ -88,9 +95,21 @@ fn illegal_chains() {
     for (ring, table, head, expected, name) in [
         (vec![end], vec![], 8, ChainError::Index, "head outside the ring"),
         (vec![end], vec![], u16::MAX, ChainError::Index, "largest head"),
-        (vec![(0, 1, NEXT, 8)], vec![], 0, ChainError::Index, "next outside the ring"),
+        (
+            vec![(0, 1, NEXT, 8)],
+            vec![],
+            0,
+            ChainError::Index,
+            "next outside the ring",
+        ),
         (vec![(0, 1, NEXT, 0)], vec![], 0, ChainError::Loop, "loop of one"),
-        (vec![(0, 1, NEXT, 1), (0, 1, NEXT, 0)], vec![], 0, ChainError::Loop, "loop of two"),
+        (
+            vec![(0, 1, NEXT, 1), (0, 1, NEXT, 0)],
+            vec![],
+            0,
+            ChainError::Loop,
+            "loop of two",
+        ),
         (
             vec![(0, 1, NEXT | WRITE, 1), (0, 1, NEXT | WRITE, 0)],
             vec![],
@@ -98,16 +117,70 @@ fn illegal_chains() {
             ChainError::Loop,
             "loop of writable ones",
         ),
-        (vec![(0, 1, NEXT | WRITE, 1), end], vec![], 0, ChainError::Order, "readable after writable"),
-        (vec![table_at(TABLE, 16)], vec![table_at(TABLE, 16)], 0, ChainError::Table, "nested table"),
-        (vec![table_at(TABLE, 16)], vec![(0, 1, NEXT, 0)], 0, ChainError::Loop, "loop in a table"),
-        (vec![table_at(TABLE, 16)], vec![(0, 1, NEXT, 1)], 0, ChainError::Index, "next outside a table"),
+        (
+            vec![(0, 1, NEXT | WRITE, 1), end],
+            vec![],
+            0,
+            ChainError::Order,
+            "readable after writable",
+        ),
+        (
+            vec![table_at(TABLE, 16)],
+            vec![table_at(TABLE, 16)],
+            0,
+            ChainError::Table,
+            "nested table",
+        ),
+        (
+            vec![table_at(TABLE, 16)],
+            vec![(0, 1, NEXT, 0)],
+            0,
+            ChainError::Loop,
+            "loop in a table",
+        ),
+        (
+            vec![table_at(TABLE, 16)],
+            vec![(0, 1, NEXT, 1)],
+            0,
+            ChainError::Index,
+            "next outside a table",
+        ),
         (vec![table_at(TABLE, 0)], vec![], 0, ChainError::Table, "empty table"),
-        (vec![table_at(TABLE, 15)], vec![], 0, ChainError::Table, "part of a descriptor"),
-        (vec![table_at(TABLE, 17)], vec![], 0, ChainError::Table, "descriptor and a part"),
-        (vec![table_at(TABLE, 1025 * 16)], vec![], 0, ChainError::Table, "table too long"),
-        (vec![table_at(TABLE, 65536 * 16)], vec![], 0, ChainError::Table, "length overflows 16 bits"),
-        (vec![table_at(TABLE, u32::MAX - 15)], vec![], 0, ChainError::Table, "largest table"),
+        (
+            vec![table_at(TABLE, 15)],
+            vec![],
+            0,
+            ChainError::Table,
+            "part of a descriptor",
+        ),
+        (
+            vec![table_at(TABLE, 17)],
+            vec![],
+            0,
+            ChainError::Table,
+            "descriptor and a part",
+        ),
+        (
+            vec![table_at(TABLE, 1025 * 16)],
+            vec![],
+            0,
+            ChainError::Table,
+            "table too long",
+        ),
+        (
+            vec![table_at(TABLE, 65536 * 16)],
+            vec![],
+            0,
+            ChainError::Table,
+            "length overflows 16 bits",
+        ),
+        (
+            vec![table_at(TABLE, u32::MAX - 15)],
+            vec![],
+            0,
+            ChainError::Table,
+            "largest table",
+        ),
         (
             vec![(TABLE, 16, INDIRECT | NEXT, 1), end],
             vec![end],
@@ -115,8 +188,20 @@ fn illegal_chains() {
             ChainError::Table,
             "table with a next descriptor",
         ),
-        (vec![table_at(0x7ff8, 16)], vec![], 0, ChainError::OutsideMemory, "table at the end of memory"),
-        (vec![table_at(u64::MAX, 16)], vec![], 0, ChainError::OutsideMemory, "table at the end of addresses"),
+        (
+            vec![table_at(0x7ff8, 16)],
+            vec![],
+            0,
+            ChainError::OutsideMemory,
+            "table at the end of memory",
+        ),
+        (
+            vec![table_at(u64::MAX, 16)],
+            vec![],
+            0,
+            ChainError::OutsideMemory,
+            "table at the end of addresses",
+        ),
         (
             vec![(u64::MAX - 8, 32, INDIRECT, 0)],
             vec![],

@@ -20,7 +20,13 @@ fn header(kind: u32, sector: u64) -> [u8; 16] {
     bytes.try_into().unwrap()
 }
 
-fn asked(kind: u32, sector: u64, sent_bytes: u64, expected_bytes: u64, disk: &DiskProperties) -> Result<Action, Status> {
+fn asked(
+    kind: u32,
+    sector: u64,
+    sent_bytes: u64,
+    expected_bytes: u64,
+    disk: &DiskProperties,
+) -> Result<Action, Status> {
     let parts = RequestParts {
         header: header(kind, sector),
         sent_bytes,
@@ -81,9 +87,17 @@ fn reads_and_writes() {
             let read = asked(0, sector, 0, length, disk);
             let write = asked(1, sector, length, 0, disk);
             if is_legal {
-                assert_eq!((read, write), (Ok(Action::Read(range())), Ok(Action::Write(range()))), "{sector} {length}");
+                assert_eq!(
+                    (read, write),
+                    (Ok(Action::Read(range())), Ok(Action::Write(range()))),
+                    "{sector} {length}"
+                );
             } else {
-                assert_eq!((read, write), (Err(Status::Failed), Err(Status::Failed)), "{sector} {length}");
+                assert_eq!(
+                    (read, write),
+                    (Err(Status::Failed), Err(Status::Failed)),
+                    "{sector} {length}"
+                );
             }
         }
         assert_eq!(asked(0, sector, 0, length, &readable).is_ok(), legal);
@@ -104,7 +118,27 @@ fn other_types() {
             assert_eq!(asked(8, sector, 0, 0, &disk), Ok(Action::Identify));
         }
         // SCSI commands, barriers, life time, secure erase, zones, and numbers without a meaning.
-        for kind in [2, 3, 5, 6, 7, 9, 10, 12, 14, 15, 16, 18, 20, 24, 26, 99, 0x8000_0000, 0x8000_0001, u32::MAX] {
+        for kind in [
+            2,
+            3,
+            5,
+            6,
+            7,
+            9,
+            10,
+            12,
+            14,
+            15,
+            16,
+            18,
+            20,
+            24,
+            26,
+            99,
+            0x8000_0000,
+            0x8000_0001,
+            u32::MAX,
+        ] {
             for bytes in [0, 16, 512] {
                 assert_eq!(asked(kind, 0, bytes, 0, &disk), Err(Status::Unsupported), "{kind}");
                 assert_eq!(asked(kind, 0, 0, bytes, &disk), Err(Status::Unsupported), "{kind}");
@@ -148,11 +182,22 @@ fn ranges_to_discard_and_to_zero() {
             assert_eq!(ranged(kind, &ranges, &writable), Err(Status::Failed), "{name}");
         }
         for flags in [2, 3, 0x8000_0000, u32::MAX] {
-            assert_eq!(ranged(kind, &[(0, 1, flags)], &writable), Err(Status::Unsupported), "{flags}");
-            assert_eq!(ranged(kind, &[(0, 1, 0), (0, 1, flags)], &writable), Err(Status::Unsupported));
+            assert_eq!(
+                ranged(kind, &[(0, 1, flags)], &writable),
+                Err(Status::Unsupported),
+                "{flags}"
+            );
+            assert_eq!(
+                ranged(kind, &[(0, 1, 0), (0, 1, flags)], &writable),
+                Err(Status::Unsupported)
+            );
         }
         for (sector, count) in [(1, 8), (0, 1), (8, 9), (7, 1)] {
-            assert_eq!(ranged(kind, &[(sector, count, 0)], &large), Err(Status::Failed), "not aligned");
+            assert_eq!(
+                ranged(kind, &[(sector, count, 0)], &large),
+                Err(Status::Failed),
+                "not aligned"
+            );
         }
         assert_eq!(ranged(kind, &[(0, 1, 0)], &readable), Err(Status::Failed));
         // Lengths that are not whole ranges, data in the wrong direction, and a payload that was not read.
@@ -173,5 +218,9 @@ fn ranges_to_discard_and_to_zero() {
             assert_eq!(action_of(&parts, &writable), Err(Status::Failed), "{sent_bytes}");
         }
     }
-    assert_eq!(ranged(11, &[(0, 1, 1)], &writable), Err(Status::Unsupported), "discard with unmap");
+    assert_eq!(
+        ranged(11, &[(0, 1, 1)], &writable),
+        Err(Status::Unsupported),
+        "discard with unmap"
+    );
 }

@@ -3,12 +3,13 @@
 use std::ffi::OsString;
 use std::num::NonZero;
 use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_engine::{
     ClientWrites, ServeVhostUserRequest, ServedDisk, SnapshotName, SocketPlace, SourceName, serve_vhost_user,
 };
+use holdfast_hardware::xml::Element;
 use holdfast_image::OpenOptions;
 use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, SectorSize, VhostUserEvent};
 
@@ -146,29 +147,49 @@ fn run(args: &VhostUserArgs, context: &Context) -> Result<Exit, Error> {
 /// The lines of a disk: its socket, and what QEMU and libvirt need to use it.
 fn lines(disk: &ServedDisk, reconnects: bool) -> String {
     let socket = std::path::absolute(&disk.socket).unwrap_or_else(|_| disk.socket.clone());
-    let socket = socket.display();
     let (description, size) = (&disk.description, units::bytes(disk.size_bytes));
     // A machine that connects again after its writes were discarded is refused anyway.
-    let (qemu_reconnect, libvirt_reconnect) = if reconnects {
-        (",reconnect=1", "<reconnect enabled='yes' timeout='1'/>")
+    let reconnect = if reconnects { ",reconnect=1" } else { "" };
+    let read_only = if disk.is_writable {
+        ""
     } else {
-        ("", "")
+        "  (the guest cannot write)"
     };
-    let read_only = if disk.is_writable { "" } else { "  (the guest cannot write)" };
+    let (memory, xml) = (memory_element(), disk_element(&socket, reconnects));
+    let socket = socket.display();
     format!(
         "{socket}  {description}, {size}{read_only}\n  \
          QEMU:     -object memory-backend-memfd,id=mem,size=2G,share=on -machine memory-backend=mem \
-         -chardev socket,id=disk,path={socket}{qemu_reconnect} -device vhost-user-blk-pci,chardev=disk\n  \
-         libvirt:  <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>\n            \
-         <disk type='vhostuser' device='disk'><driver name='qemu' type='raw'/>\
-         <source type='unix' path='{path}'>{libvirt_reconnect}</source><target dev='vda' bus='virtio'/></disk>\n",
-        path = xml_text(&socket.to_string()),
+         -chardev socket,id=disk,path={socket}{reconnect} -device vhost-user-blk-pci,chardev=disk\n  \
+         libvirt:  {memory}\n            {xml}\n"
     )
 }
 
-/// Text in an attribute of XML.
-fn xml_text(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+/// The element of a domain that shares its memory.
+fn memory_element() -> Element {
+    let source = Element::new("source").attribute("type", "memfd");
+    let access = Element::new("access").attribute("mode", "shared");
+    Element::new("memoryBacking").child(source).child(access)
+}
+
+/// The element of a domain for a disk at a socket.
+fn disk_element(socket: &Path, reconnects: bool) -> Element {
+    let path = socket.display();
+    let mut source = Element::new("source").attribute("type", "unix").attribute("path", path);
+    if reconnects {
+        let reconnect = Element::new("reconnect");
+        source = source.child(reconnect.attribute("enabled", "yes").attribute("timeout", 1));
+    }
+    let driver = Element::new("driver")
+        .attribute("name", "qemu")
+        .attribute("type", "raw");
+    let target = Element::new("target")
+        .attribute("dev", "vda")
+        .attribute("bus", "virtio");
+    let disk = Element::new("disk")
+        .attribute("type", "vhostuser")
+        .attribute("device", "disk");
+    disk.child(driver).child(source).child(target)
 }
 
 /// The warning of an event, if it needs one. `is_shared`: the process serves several disks.
@@ -186,7 +207,9 @@ fn warning_of(event: &VhostUserEvent<'_>, is_shared: bool) -> Option<String> {
         )),
         VhostUserEvent::QueueFailed {
             export, queue, reason, ..
-        } => Some(format!("{export}: queue {queue} stops until the guest resets the disk: {reason}")),
+        } => Some(format!(
+            "{export}: queue {queue} stops until the guest resets the disk: {reason}"
+        )),
         VhostUserEvent::Disconnected {
             export,
             reason: FrontEndGone::WritesLost,
@@ -238,7 +261,10 @@ mod tests {
         };
         let text = lines(&disk, true);
         assert!(text.contains("path=/run/a'b.sock,reconnect=1 "), "{text}");
-        assert!(text.contains("path='/run/a&apos;b.sock'><reconnect enabled='yes' timeout='1'/></source>"), "{text}");
+        assert!(
+            text.contains("path='/run/a&apos;b.sock'><reconnect enabled='yes' timeout='1'/></source>"),
+            "{text}"
+        );
         assert!(!lines(&disk, false).contains("reconnect"));
     }
 }
