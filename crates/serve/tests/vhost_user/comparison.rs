@@ -80,6 +80,8 @@ const DIFFERENCES: &[(&str, &str)] = &[
         "discard",
         "QEMU 7.2 needs discards to be enabled elsewhere, and then leaves the contents undefined",
     ),
+    ("obsolete barrier", "QEMU ignores the bit"),
+    ("obsolete barrier at the end", "QEMU ignores the bit"),
     ("too many sectors", "the limits differ"),
     ("one sector too many", "the limits differ"),
 ];

@@ -109,6 +109,12 @@ pub(crate) fn illegal_cases() -> Vec<Case> {
             cases.push(case(name, kind, sector, sent, expected_bytes, 1));
         }
     }
+    // The bit of an obsolete feature, which is not offered.
+    for (kind, expected_bytes) in [(1 << 31, 512), (1 << 31 | 1, 0)] {
+        let sent = vec![1; 512 - expected_bytes];
+        cases.push(case("obsolete barrier", kind, 0, sent, expected_bytes, 2));
+        cases.push(case("obsolete barrier at the end", kind, END - 1, vec![], 512, 2));
+    }
     for kind in [
         2,
         3,
@@ -129,8 +135,6 @@ pub(crate) fn illegal_cases() -> Vec<Case> {
         26,
         28,
         99,
-        1 << 31,
-        1 << 31 | 1,
         u32::MAX,
     ] {
         cases.push(case("unknown type", kind, 0, vec![], 512, 2));

@@ -67,6 +67,8 @@ pub struct ServedDisk {
     pub size_bytes: u64,
     /// Whether guests can write.
     pub is_writable: bool,
+    /// Whether a machine can continue with the next server of the disk.
+    pub can_reconnect: bool,
 }
 
 /// A disk before its socket exists.
@@ -156,6 +158,7 @@ fn add(
     request: &ServeVhostUserRequest,
 ) -> Result<ServedDisk> {
     let is_writable = matches!(draft.device, ExportDevice::Writable(_));
+    let can_reconnect = !is_writable || draft.accepted_writes != AcceptedWrites::Discarded;
     let options = VhostUserExportOptions {
         name: draft.name,
         serial: draft.serial,
@@ -173,6 +176,7 @@ fn add(
         description: draft.description,
         size_bytes,
         is_writable,
+        can_reconnect,
     })
 }
 
@@ -249,6 +253,7 @@ mod tests {
                 description: String::new(),
                 size_bytes: 0,
                 is_writable: false,
+                can_reconnect: true,
             });
         }
         let long = socket_path(&place, &"x".repeat(300), &taken);

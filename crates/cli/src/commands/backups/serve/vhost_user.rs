@@ -6,9 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_engine::{
-    ClientWrites, ServeVhostUserRequest, ServedDisk, SnapshotName, SocketPlace, SourceName, serve_vhost_user,
-};
+use holdfast_engine::{ServeVhostUserRequest, ServedDisk, SnapshotName, SocketPlace, SourceName, serve_vhost_user};
 use holdfast_hardware::xml::Element;
 use holdfast_image::OpenOptions;
 use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, SectorSize, VhostUserEvent};
@@ -129,13 +127,12 @@ fn run(args: &VhostUserArgs, context: &Context) -> Result<Exit, Error> {
         events: Arc::new(events),
         clock: Arc::clone(context.clock()),
     };
-    let is_kept = matches!(request.writes, ClientWrites::Keep(_) | ClientWrites::Refuse);
     let mut printed = Ok(());
     context.work(1, |job| {
         serve_vhost_user(repository.as_ref(), request, job, &mut |disks| {
             for disk in disks {
                 if printed.is_ok() {
-                    printed = context.output().data(lines(disk, is_kept).as_bytes());
+                    printed = context.output().data(lines(disk).as_bytes());
                 }
             }
         })
@@ -145,17 +142,17 @@ fn run(args: &VhostUserArgs, context: &Context) -> Result<Exit, Error> {
 }
 
 /// The lines of a disk: its socket, and what QEMU and libvirt need to use it.
-fn lines(disk: &ServedDisk, reconnects: bool) -> String {
+fn lines(disk: &ServedDisk) -> String {
     let socket = std::path::absolute(&disk.socket).unwrap_or_else(|_| disk.socket.clone());
     let (description, size) = (&disk.description, units::bytes(disk.size_bytes));
     // A machine that connects again after its writes were discarded is refused anyway.
-    let reconnect = if reconnects { ",reconnect=1" } else { "" };
+    let reconnect = if disk.can_reconnect { ",reconnect=1" } else { "" };
     let read_only = if disk.is_writable {
         ""
     } else {
         "  (the guest cannot write)"
     };
-    let (memory, xml) = (memory_element(), disk_element(&socket, reconnects));
+    let (memory, xml) = (memory_element(), disk_element(&socket, disk));
     let socket = socket.display();
     format!(
         "{socket}  {description}, {size}{read_only}\n  \
@@ -173,10 +170,10 @@ fn memory_element() -> Element {
 }
 
 /// The element of a domain for a disk at a socket.
-fn disk_element(socket: &Path, reconnects: bool) -> Element {
+fn disk_element(socket: &Path, disk: &ServedDisk) -> Element {
     let path = socket.display();
     let mut source = Element::new("source").attribute("type", "unix").attribute("path", path);
-    if reconnects {
+    if disk.can_reconnect {
         let reconnect = Element::new("reconnect");
         source = source.child(reconnect.attribute("enabled", "yes").attribute("timeout", 1));
     }
@@ -258,13 +255,18 @@ mod tests {
             description: "vda of web1".to_owned(),
             size_bytes: 1 << 30,
             is_writable: true,
+            can_reconnect: true,
         };
-        let text = lines(&disk, true);
+        let text = lines(&disk);
         assert!(text.contains("path=/run/a'b.sock,reconnect=1 "), "{text}");
         assert!(
             text.contains("path='/run/a&apos;b.sock'><reconnect enabled='yes' timeout='1'/></source>"),
             "{text}"
         );
-        assert!(!lines(&disk, false).contains("reconnect"));
+        let once = ServedDisk {
+            can_reconnect: false,
+            ..disk
+        };
+        assert!(!lines(&once).contains("reconnect"));
     }
 }
