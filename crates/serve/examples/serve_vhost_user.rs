@@ -3,6 +3,11 @@
 //!
 //! For trying QEMU against the server, and for measuring it.
 
+#![allow(
+    clippy::print_stderr,
+    reason = "a tool for those who work on the project, not for users"
+)]
+
 use std::error::Error;
 use std::io::Read as _;
 use std::path::Path;

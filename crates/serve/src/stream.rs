@@ -158,11 +158,10 @@ impl SocketStream {
         let mut bytes = [0; 64];
         let count = count.min(bytes.len());
         match rustix::net::recv(&self.socket, &mut bytes[..count], RecvFlags::PEEK) {
-            Ok((0, _)) => Ok(Arrived::End),
+            Ok((0, _)) | Err(Errno::CONNRESET) => Ok(Arrived::End),
             Ok((length, _)) if length < count => Ok(Arrived::Part),
             Ok(_) => Ok(Arrived::All),
             Err(Errno::INTR | Errno::AGAIN) => Ok(Arrived::Nothing),
-            Err(Errno::CONNRESET) => Ok(Arrived::End),
             Err(errno) => Err(errno.into()),
         }
     }

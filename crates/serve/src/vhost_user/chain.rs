@@ -3,7 +3,7 @@
 use super::config::QUEUE_SIZE_MAX;
 
 /// Size of a descriptor.
-pub(super) const DESCRIPTOR_BYTES: u64 = 16;
+pub(super) const DESCRIPTOR_BYTES: usize = 16;
 
 const HAS_NEXT: u16 = 1;
 const IS_WRITABLE: u16 = 2;
@@ -71,7 +71,8 @@ struct Descriptor {
 }
 
 impl Descriptor {
-    fn parse(bytes: [u8; DESCRIPTOR_BYTES as usize]) -> Self {
+    #[expect(clippy::many_single_char_names, reason = "a name for each byte of a layout")]
+    fn parse(bytes: [u8; DESCRIPTOR_BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
         Self {
             segment: Segment {
@@ -85,7 +86,7 @@ impl Descriptor {
 }
 
 /// Reads the descriptor at an address; `None` outside the memory.
-pub(super) type LoadDescriptor<'a> = dyn Fn(u64) -> Option<[u8; DESCRIPTOR_BYTES as usize]> + 'a;
+pub(super) type LoadDescriptor<'a> = dyn Fn(u64) -> Option<[u8; DESCRIPTOR_BYTES]> + 'a;
 
 /// Follows the chain that begins at `head`. It has at most [`QUEUE_SIZE_MAX`] segments.
 pub(super) fn follow(
@@ -107,7 +108,7 @@ pub(super) fn follow(
         if descriptor_count > table.descriptor_count {
             return Err(ChainError::Loop);
         }
-        let offset = u64::from(index) * DESCRIPTOR_BYTES;
+        let offset = u64::from(index) * DESCRIPTOR_BYTES as u64;
         let address = table.address.checked_add(offset).ok_or(ChainError::OutsideMemory)?;
         let descriptor = Descriptor::parse(load(address).ok_or(ChainError::OutsideMemory)?);
         if descriptor.flags & IS_INDIRECT != 0 {
@@ -137,8 +138,8 @@ pub(super) fn follow(
 
 fn table_of(segment: Segment) -> Result<DescriptorTable, ChainError> {
     let length = u64::from(segment.length);
-    let count = u16::try_from(length / DESCRIPTOR_BYTES).map_err(|_| ChainError::Table)?;
-    if count == 0 || count > QUEUE_SIZE_MAX || length % DESCRIPTOR_BYTES != 0 {
+    let count = u16::try_from(length / DESCRIPTOR_BYTES as u64).map_err(|_| ChainError::Table)?;
+    if count == 0 || count > QUEUE_SIZE_MAX || length % DESCRIPTOR_BYTES as u64 != 0 {
         return Err(ChainError::Table);
     }
     Ok(DescriptorTable {

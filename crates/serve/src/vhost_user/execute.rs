@@ -21,7 +21,7 @@ pub(super) const PIECE_BYTES: u64 = 128 << 10;
 /// Bytes that a worker copies at a time: slow devices prefer large requests.
 pub(super) const WORKER_PIECE_BYTES: u64 = 1 << 20;
 /// Zeroes that are written at a time, if their space must stay allocated.
-const ZERO_BYTES: u64 = 64 << 10;
+const ZERO_BYTES: usize = 64 << 10;
 
 /// A request that was taken from a ring.
 pub(super) struct DiskRequest {
@@ -85,16 +85,16 @@ impl DiskRequest {
         memory: &GuestMap,
         export: &VhostUserExport,
     ) -> Result<Action, Status> {
-        let mut header = [0; HEADER_BYTES as usize];
+        let mut header = [0; HEADER_BYTES];
         let readable = byte_count(&chain.readable);
-        let sent_bytes = readable.checked_sub(HEADER_BYTES).ok_or(Status::Failed)?;
+        let sent_bytes = readable.checked_sub(HEADER_BYTES as u64).ok_or(Status::Failed)?;
         let failed = |_| Status::Failed;
         memory.gather(&chain.readable, 0, &mut header).map_err(failed)?;
         let mut payload = Vec::new();
         if payload_of(header) == Payload::Ranges && sent_bytes <= RANGES_BYTES_MAX {
             payload.resize(to_usize(sent_bytes), 0);
             memory
-                .gather(&chain.readable, HEADER_BYTES, &mut payload)
+                .gather(&chain.readable, HEADER_BYTES as u64, &mut payload)
                 .map_err(failed)?;
         }
         let parts = RequestParts {
@@ -198,7 +198,7 @@ impl DiskRequest {
     fn write(&self, range: &Range<u64>, device: &dyn BlockDeviceMut, piece: &mut [u8]) -> Result<(), Failure> {
         for (offset, length) in pieces(range, piece.len()) {
             let bytes = piece.get_mut(..length).unwrap_or_default();
-            let place = HEADER_BYTES + (offset - range.start);
+            let place = HEADER_BYTES as u64 + (offset - range.start);
             self.memory.gather(&self.chain.readable, place, bytes)?;
             device.write_at(bytes, offset)?;
         }
@@ -218,7 +218,7 @@ fn write_zeroes(device: &dyn BlockDeviceMut, zeroed: &ZeroedRange) -> Result<(),
     match zeroed.space {
         FreedSpace::MayBeReleased => device.write_zeroes(zeroed.range.clone()),
         FreedSpace::StaysAllocated => {
-            const ZEROES: [u8; ZERO_BYTES as usize] = [0; ZERO_BYTES as usize];
+            static ZEROES: [u8; ZERO_BYTES] = [0; ZERO_BYTES];
             for (offset, length) in pieces(&zeroed.range, ZEROES.len()) {
                 device.write_at(ZEROES.get(..length).unwrap_or_default(), offset)?;
             }

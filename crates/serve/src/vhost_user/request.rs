@@ -6,13 +6,13 @@ use super::config::{
     DiskProperties, GuestAccess, RANGE_COUNT_MAX, RANGE_SECTOR_COUNT_MAX, SECTOR_BYTES, TRANSFER_BYTES_MAX,
 };
 
-pub(super) const HEADER_BYTES: u64 = 16;
+pub(super) const HEADER_BYTES: usize = 16;
 /// Size of a serial number.
 pub(super) const SERIAL_BYTES: usize = 20;
 
-const RANGE_BYTES: u64 = 16;
+const RANGE_BYTES: usize = 16;
 /// The longest payload of a request with ranges.
-pub(super) const RANGES_BYTES_MAX: u64 = RANGE_COUNT_MAX as u64 * RANGE_BYTES;
+pub(super) const RANGES_BYTES_MAX: u64 = RANGE_COUNT_MAX as u64 * RANGE_BYTES as u64;
 /// The flag of a range of zeroes whose space may be released.
 const UNMAP: u32 = 1;
 
@@ -71,7 +71,7 @@ pub(super) enum FreedSpace {
 /// The parts of a request that decide what it does.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestParts<'a> {
-    pub(super) header: [u8; HEADER_BYTES as usize],
+    pub(super) header: [u8; HEADER_BYTES],
     /// Bytes after the header that the device reads.
     pub(super) sent_bytes: u64,
     /// Bytes before the status that the device writes.
@@ -88,7 +88,7 @@ pub(super) enum Payload {
 }
 
 /// What the bytes after this header are.
-pub(super) fn payload_of(header: [u8; HEADER_BYTES as usize]) -> Payload {
+pub(super) fn payload_of(header: [u8; HEADER_BYTES]) -> Payload {
     match fields(header).0 {
         DISCARD | WRITE_ZEROES => Payload::Ranges,
         _ => Payload::Data,
@@ -96,7 +96,8 @@ pub(super) fn payload_of(header: [u8; HEADER_BYTES as usize]) -> Payload {
 }
 
 /// Type and position.
-fn fields(header: [u8; HEADER_BYTES as usize]) -> (u32, u64) {
+#[expect(clippy::many_single_char_names, reason = "a name for each byte of a layout")]
+fn fields(header: [u8; HEADER_BYTES]) -> (u32, u64) {
     let [a, b, c, d, _, _, _, _, i, j, k, l, m, n, o, p] = header;
     (
         u32::from_le_bytes([a, b, c, d]),
@@ -173,15 +174,18 @@ fn aligned_range(sector: u64, length: u64, disk: &DiskProperties) -> Result<Rang
 }
 
 /// The ranges of a request and their flags.
+#[expect(clippy::many_single_char_names, reason = "a name for each byte of a layout")]
 fn ranges_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Result<Vec<(Range<u64>, u32)>, Status> {
     require_writable(disk)?;
     let is_complete = parts.payload.len() as u64 == parts.sent_bytes;
-    let is_valid = parts.sent_bytes > 0 && parts.sent_bytes <= RANGES_BYTES_MAX && parts.sent_bytes % RANGE_BYTES == 0;
+    let is_valid = parts.sent_bytes > 0
+        && parts.sent_bytes <= RANGES_BYTES_MAX
+        && parts.sent_bytes.is_multiple_of(RANGE_BYTES as u64);
     if !is_complete || !is_valid || parts.expected_bytes > 0 {
         return Err(Status::Failed);
     }
-    let (ranges, _) = parts.payload.as_chunks::<{ RANGE_BYTES as usize }>();
-    let parse = |range: &[u8; RANGE_BYTES as usize]| {
+    let (ranges, _) = parts.payload.as_chunks::<{ RANGE_BYTES }>();
+    let parse = |range: &[u8; RANGE_BYTES]| {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = *range;
         let sector = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let count = u32::from_le_bytes([i, j, k, l]);

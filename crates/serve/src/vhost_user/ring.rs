@@ -220,13 +220,6 @@ fn queue_of(place: RingPlace, features: RingFeatures, memory: &GuestMap) -> Resu
     Ok(queue)
 }
 
-/// What the thread of a queue waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Woken {
-    ByFrontEnd,
-    ByServer,
-}
-
 /// Whether other requests were available when one was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
@@ -278,13 +271,13 @@ impl Ring {
                 }
                 self.take_all(piece)?;
             }
-            while self.wait()? == Woken::ByFrontEnd && !self.is_enabled.load(Ordering::Acquire) {}
+            self.wait()?;
         }
         Ok(())
     }
 
     /// Waits for a notification of the front end or of the server.
-    fn wait(&self) -> Result<Woken, RingFailure> {
+    fn wait(&self) -> Result<(), RingFailure> {
         let gone = RingFailure("the file of notifications is not valid");
         let mut files = [
             PollFd::new(&self.wake, PollFlags::IN),
@@ -299,11 +292,11 @@ impl Ring {
             let [wake, kick] = &files;
             if wake.revents().contains(PollFlags::IN) {
                 read_counter(self.wake.as_fd()).map_err(|_| gone)?;
-                return Ok(Woken::ByServer);
+                return Ok(());
             }
             if kick.revents().contains(PollFlags::IN) {
                 read_counter(self.kick.as_fd()).map_err(|_| gone)?;
-                return Ok(Woken::ByFrontEnd);
+                return Ok(());
             }
             if !kick.revents().is_empty() {
                 return Err(gone);

@@ -124,13 +124,12 @@ impl Session {
 
     fn ring(&mut self, index: u32) -> Result<&mut RingSlot> {
         let found = usize::try_from(index).ok().filter(|index| *index < self.rings.len());
-        match found.and_then(|index| self.rings.get_mut(index)) {
-            Some(ring) => Ok(ring),
-            None => {
-                self.failure = Some(SessionFailure::Invalid("there is no such queue"));
-                Err(Error::InvalidParam)
-            }
-        }
+        let failure = &mut self.failure;
+        let ring = found.and_then(|index| self.rings.get_mut(index));
+        ring.ok_or_else(|| {
+            *failure = Some(SessionFailure::Invalid("there is no such queue"));
+            Error::InvalidParam
+        })
     }
 
     fn set_map(&mut self, map: std::result::Result<GuestMap, NoMemory>) -> Result<()> {
@@ -214,8 +213,9 @@ impl Session {
         let export = &self.context.export;
         let is_complete = match (region.predecessor(self.context.server), export.accepted_writes) {
             _ if export.device.writer().is_none() => true,
-            (Predecessor::None | Predecessor::Same, _) | (_, AcceptedWrites::Stay) => true,
-            (Predecessor::Flushed, AcceptedWrites::NeedFlush) => true,
+            (Predecessor::None | Predecessor::Same, _)
+            | (_, AcceptedWrites::Stay)
+            | (Predecessor::Flushed, AcceptedWrites::NeedFlush) => true,
             (Predecessor::Killed, AcceptedWrites::NeedFlush) | (_, AcceptedWrites::Discarded) => false,
         };
         if is_complete {

@@ -89,6 +89,7 @@ fn legal_chains() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn illegal_chains() {
     let end = (0, 16, 0, 0);
     let table_at = |address, length| (address, length, INDIRECT, 0);
