@@ -39,7 +39,7 @@ fn chains_without_a_status_are_returned_unanswered() {
         ("empty table", &[(REQUESTS, 0, INDIRECT, 0)]),
         ("table of a part", &[(REQUESTS, 24, INDIRECT, 0)]),
         ("table too long", &[(0, 1025 * 16, INDIRECT, 0)]),
-        ("huge table", &[(0, u32::MAX & !15, INDIRECT, 0)]),
+        ("huge table", &[(0, 0xffff_fff0, INDIRECT, 0)]),
         ("table outside the memory", &[(END_OF_MEMORY, 16, INDIRECT, 0)]),
         ("table across the end", &[(END_OF_MEMORY - 8, 16, INDIRECT, 0)]),
         ("table at the end of all addresses", &[(u64::MAX - 7, 16, INDIRECT, 0)]),
@@ -133,7 +133,7 @@ fn segments_outside_the_memory_and_huge_ones_are_errors() {
         ),
         (
             "write of 4 GiB",
-            &[(header_at(1), 16, NEXT, 1), (0, u32::MAX & !511, NEXT, 2), status],
+            &[(header_at(1), 16, NEXT, 1), (0, 0xffff_fe00, NEXT, 2), status],
         ),
         (
             "ranges outside the memory",

@@ -65,10 +65,10 @@ struct BadMessage {
     file_count: usize,
 }
 
-fn bad(name: &'static str, code: u32, body: Vec<u8>, file_count: usize) -> BadMessage {
+fn bad(name: &'static str, code: u32, body: impl AsRef<[u8]>, file_count: usize) -> BadMessage {
     BadMessage {
         name,
-        bytes: message(code, 1, &body),
+        bytes: message(code, 1, body.as_ref()),
         file_count,
     }
 }

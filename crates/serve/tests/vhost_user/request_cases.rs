@@ -5,8 +5,8 @@ use holdfast_block::conformance::test_seed;
 use holdfast_serve::vhost_user::ExportDevice;
 
 use crate::front_end::{
-    Answer, DATA_END, EVENT_IDX, FLUSH, Guest, INDIRECT_DESC, NEXT, REQUESTS, SIZE, TestServer, WRITE, descriptor,
-    device, header, pattern, range, without,
+    Answer, EVENT_IDX, FLUSH, Guest, INDIRECT_DESC, NEXT, REQUESTS, SIZE, TestServer, WRITE, descriptor, device,
+    header, pattern, range, without,
 };
 
 const IN: u32 = 0;
@@ -392,5 +392,4 @@ fn a_full_ring_is_completed() {
             assert_eq!(guest.read(REQUESTS + 0x8_0000 + index, 1), [0]);
         }
     }
-    assert!(DATA_END > 8192);
 }
