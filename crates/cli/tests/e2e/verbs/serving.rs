@@ -348,9 +348,8 @@ fn each_disk_has_a_vhost_user_socket() {
     rig.write("a.raw", &noise(SIZE, 1));
     rig.write("b.raw", &noise(SIZE, 2));
     rig.ok(&["backup", "-m", "web1", "vda=a.raw", "vdb=b.raw"]);
-    let refused = rig.error(2, &["serve", "vhost-user", "web1", "--socket", "one"]);
-    assert_eq!(refused.0, "usage");
-    assert!(refused.1.contains("2 disks"), "{}", refused.1);
+    let refused = rig.code(2, &["serve", "vhost-user", "web1", "--socket", "one"]);
+    assert!(crate::program::stderr(&refused).contains("2 disks"));
     std::fs::create_dir(rig.path("sockets")).unwrap();
     let folder = rig.path("sockets");
     let words = ["serve", "vhost-user", "web1", "./a.raw", "--sockets", text(&folder)];
