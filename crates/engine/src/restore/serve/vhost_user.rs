@@ -90,7 +90,7 @@ struct DiskDraft {
 /// If snapshots are requested without a repository.
 pub fn serve_vhost_user(
     repository: Option<&Repository>,
-    request: ServeVhostUserRequest,
+    request: &ServeVhostUserRequest,
     job: Job<'_>,
     ready: &mut dyn FnMut(&[ServedDisk]),
 ) -> Result<()> {
@@ -125,7 +125,7 @@ pub fn serve_vhost_user(
         }
     }
     for image in &request.images {
-        drafts.push(image_draft(image, &request)?);
+        drafts.push(image_draft(image, request)?);
     }
     if let SocketPlace::File(_) = request.sockets
         && drafts.len() != 1
@@ -141,7 +141,7 @@ pub fn serve_vhost_user(
     let mut served = Vec::new();
     for draft in drafts {
         let socket = socket_path(&request.sockets, &draft.name, &served);
-        served.push(add(&mut server, draft, socket, &request)?);
+        served.push(add(&mut server, draft, socket, request)?);
     }
     ready(&served);
     wait_for_interrupt(job, pause.as_ref());

@@ -129,7 +129,7 @@ fn run(args: &VhostUserArgs, context: &Context) -> Result<Exit, Error> {
     };
     let mut printed = Ok(());
     context.work(1, |job| {
-        serve_vhost_user(repository.as_ref(), request, job, &mut |disks| {
+        serve_vhost_user(repository.as_ref(), &request, job, &mut |disks| {
             for disk in disks {
                 if printed.is_ok() {
                     printed = context.output().data(lines(disk).as_bytes());
