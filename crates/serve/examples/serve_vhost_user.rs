@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, FileDevice, FileDeviceMut, IoMode, SystemClock};
 use holdfast_serve::vhost_user::{
-    AcceptedWrites, ExportDevice, Limits, Listener, VhostUserEvent, VhostUserExport, VhostUserExportOptions,
-    VhostUserServer, VhostUserServerOptions,
+    AcceptedWrites, ExportDevice, Limits, Listener, ServerResources, VhostUserEvent, VhostUserExport,
+    VhostUserExportOptions, VhostUserServer, VhostUserServerOptions,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -35,8 +35,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let clock = Arc::new(SystemClock::new());
     let listener = Listener::unix(Path::new(socket), &*clock)?;
-    let mut server = VhostUserServer::new(VhostUserServerOptions {
-        limits: Limits::default(),
+    let server = VhostUserServer::new(VhostUserServerOptions {
+        resources: ServerResources::new(Limits::default()),
         clock,
         events: Arc::new(|event: &VhostUserEvent<'_>| eprintln!("{event:?}")),
     });

@@ -32,6 +32,12 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// A socket of a service manager cannot be used.
+    #[error("the inherited socket is not a listening stream socket")]
+    InheritedSocket {
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
     /// A TCP address could not be listened on.
     #[error("listen on {address}")]
     Tcp {
@@ -39,6 +45,12 @@ pub enum Error {
         address: SocketAddr,
         /// The operating system's reason.
         source: std::io::Error,
+    },
+    /// A server has as many targets as it can have.
+    #[error("the server has {count_max} targets, and cannot have more")]
+    TargetCount {
+        /// The maximum.
+        count_max: usize,
     },
     /// A thread could not be started.
     #[error("start a thread for {purpose}")]

@@ -40,6 +40,15 @@ impl Socket {
         }
     }
 
+    /// Where the peer is.
+    pub(crate) fn origin(&self) -> Origin {
+        match self {
+            Self::Tcp(_) => self.address().map_or(Origin::Unknown, Origin::Address),
+            Self::Unix(stream) => sockopt::socket_peercred(stream)
+                .map_or(Origin::Unknown, |who| Origin::Process(who.pid.as_raw_nonzero().get())),
+        }
+    }
+
     /// The peer's name for messages: an address, or user and process.
     pub(crate) fn peer(&self) -> String {
         match self {
@@ -52,6 +61,17 @@ impl Socket {
             ),
         }
     }
+}
+
+/// Where a client is. All connections of one origin share its part of memory and workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Origin {
+    /// A network address.
+    Address(IpAddr),
+    /// A process of this host.
+    Process(i32),
+    /// The connection has ended already.
+    Unknown,
 }
 
 /// Whether to wait for the peer.

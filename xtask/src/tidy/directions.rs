@@ -61,6 +61,7 @@ pub(crate) const RIGS: &[Level] = &[
     ("qemu-model", &["block", "serve"]),
     ("xapi-server", &["block", "serve"]),
     ("test-kit", &["block", "host"]),
+    ("sanoid-runner", &[]),
 ];
 
 /// Files that must not use some modules of their own crate.

@@ -208,6 +208,10 @@ mod tests {
         "serve nbd",
         "serve iscsi",
         "serve vhost-user",
+        "serve all",
+        "serve add",
+        "serve remove",
+        "serve stop",
         "live-server",
         "files-reader",
         "watchdog",
@@ -230,6 +234,7 @@ mod tests {
     /// Commands that only read, or write to standard output.
     const READING: &[&str] = &[
         "machines",
+        "serve list",
         "list",
         "show",
         "files ls",

@@ -2,6 +2,7 @@
 //!
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
+mod containers;
 mod exchange;
 mod guest_files;
 mod images;
@@ -209,6 +210,22 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Usage,
             "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
         ),
+        JobError::ExportNameInUse { .. } => advice(
+            Exit::Error,
+            Kind::Exists,
+            "give an image another name with NAME=IMAGE or --machine; serve a snapshot once",
+        ),
+        JobError::ServedWithoutRepository => advice(
+            Exit::Error,
+            Kind::NoRepository,
+            "start the server with --repository, or serve an image",
+        ),
+        JobError::StandardInputServed | JobError::UnknownImageFormat { .. } => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "give the path of an image, and one of the formats of image info",
+        ),
+        JobError::Registry(_) => refused("holdfast serve list shows the exports"),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,

@@ -54,6 +54,11 @@ impl TableMut {
         }
     }
 
+    /// Reads the layer while it is not changed.
+    pub(crate) fn with_layer<T>(&self, read: impl FnOnce(&TableLayer) -> Result<T>) -> Result<T> {
+        self.shared(|state| read(&state.layer))
+    }
+
     fn shared<T>(&self, work: impl FnOnce(&TableState) -> Result<T>) -> Result<T> {
         work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }

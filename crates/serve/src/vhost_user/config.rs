@@ -52,7 +52,8 @@ pub enum SectorSize {
 }
 
 impl SectorSize {
-    pub(super) fn bytes(self) -> u32 {
+    /// The size in bytes.
+    pub fn bytes(self) -> u32 {
         match self {
             Self::Bytes512 => 512,
             Self::Bytes4096 => 4096,

@@ -1,7 +1,10 @@
 //! A disk that is served, and its properties.
 
+use std::sync::Arc;
+
 use super::config::{DiskProperties, GuestAccess, QUEUE_COUNT_MAX, SectorSize};
 use super::request::SERIAL_BYTES;
+use crate::registry::RegisteredExport;
 use crate::server::export_device::ExportDevice;
 
 /// What becomes of writes that a server has accepted, when its process ends before the next flush.
@@ -54,6 +57,7 @@ pub struct VhostUserExport {
     pub(super) serial: [u8; SERIAL_BYTES],
     pub(super) disk: DiskProperties,
     pub(super) accepted_writes: AcceptedWrites,
+    pub(super) registered: Option<Arc<RegisteredExport>>,
 }
 
 impl VhostUserExport {
@@ -81,6 +85,15 @@ impl VhostUserExport {
             serial,
             disk,
             accepted_writes: options.accepted_writes,
+            registered: None,
+        }
+    }
+
+    /// Describes an export of the registry, which its front ends enter.
+    pub fn of(registered: &Arc<RegisteredExport>, options: VhostUserExportOptions) -> Self {
+        Self {
+            registered: Some(Arc::clone(registered)),
+            ..Self::new(registered.device(), options)
         }
     }
 

@@ -1,23 +1,23 @@
 //! The requests in progress of a connection: their number is bounded, and the end of a queue waits for its own.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Requests in progress of a connection.
 pub(super) struct Load {
     request_count_max: usize,
-    /// Queues whose thread executes a request.
-    busy_count: AtomicUsize,
+    /// Queues whose thread executes requests, and requests of workers.
+    busy_count: Arc<AtomicUsize>,
     /// Requests that workers have, of each queue.
     delegated: Mutex<Vec<usize>>,
     changed: Condvar,
 }
 
 impl Load {
-    pub(super) fn new(queue_count: usize, request_count_max: usize) -> Self {
+    pub(super) fn new(queue_count: usize, request_count_max: usize, busy_count: Arc<AtomicUsize>) -> Self {
         Self {
             request_count_max: request_count_max.max(1),
-            busy_count: AtomicUsize::new(0),
+            busy_count,
             delegated: Mutex::new(vec![0; queue_count]),
             changed: Condvar::new(),
         }
@@ -25,10 +25,6 @@ impl Load {
 
     fn lock(&self) -> MutexGuard<'_, Vec<usize>> {
         self.delegated.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn is_busy(&self) -> bool {
-        self.busy_count.load(Ordering::Relaxed) > 0 || self.lock().iter().any(|count| *count > 0)
     }
 
     /// Counts a request of a queue; waits while the connection has too many.
@@ -39,12 +35,14 @@ impl Load {
         }
         if let Some(count) = counts.get_mut(queue) {
             *count += 1;
+            self.busy_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     pub(super) fn done(&self, queue: usize) {
         if let Some(count) = self.lock().get_mut(queue) {
             *count -= 1;
+            self.busy_count.fetch_sub(1, Ordering::Relaxed);
         }
         self.changed.notify_all();
     }

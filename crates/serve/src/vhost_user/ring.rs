@@ -24,6 +24,7 @@ use super::inflight::{InflightQueue, ServerNumber};
 use super::load::{Busy, Load};
 use super::memory::{GuestMap, SharedMemory};
 use super::notification::read_counter;
+use crate::server::client::ClientKey;
 use crate::server::dispatch::{Dispatch, DispatchPolicy, Work};
 use crate::server::peer::Peer;
 use crate::server::workers::Workers;
@@ -39,8 +40,8 @@ pub(super) struct RingContext {
     pub(super) peer: Arc<Peer>,
     pub(super) memory: SharedMemory,
     pub(super) workers: Workers,
-    /// Number of this connection among the tasks of workers.
-    pub(super) worker_turn: u64,
+    /// Whose share of workers requests count for.
+    pub(super) key: ClientKey,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) events: Arc<dyn VhostUserEventSink>,
     pub(super) server: ServerNumber,
@@ -415,7 +416,7 @@ impl Ring {
             // If the ring is not valid any more, its thread reports that.
             ring.complete(request.head, written_bytes, Notification::Now).ok();
         };
-        self.context.workers.submit(self.context.worker_turn, Box::new(run));
+        self.context.workers.submit(self.context.key, Box::new(run));
     }
 
     /// Executes a request, measures its time, and reports an error of the device.

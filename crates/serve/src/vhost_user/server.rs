@@ -1,8 +1,9 @@
 //! The server: a socket for each disk, and a thread for each front end, which handles its messages.
 
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use holdfast_block::Clock;
@@ -16,13 +17,15 @@ use super::memory::SharedMemory;
 use super::ring::RingContext;
 use super::session::{Session, SessionFailure};
 use crate::Result;
-use crate::server::connections::{ConnectedClient, Connections, Protocol, StopReport, ThreadNames};
+use crate::registry::{ClientEntry, ClientHandle, ClientProtocol};
+use crate::server::client::{ConnectedClient, ServerCore};
+use crate::server::connections::{Connections, Protocol, StopReport, ThreadNames};
 use crate::server::dispatch::DispatchPolicy;
-use crate::server::limits::Limits;
+use crate::server::ending::ClientEnding;
 use crate::server::listen::Listener;
 use crate::server::peer::Peer;
-use crate::server::workers::Workers;
-use crate::stream::{Arrived, Socket, SocketStream};
+use crate::server::resources::ServerResources;
+use crate::stream::{Arrived, Socket};
 
 /// Bytes of the header of a message.
 const MESSAGE_HEADER_BYTES: usize = 12;
@@ -30,32 +33,49 @@ const MESSAGE_HEADER_BYTES: usize = 12;
 /// Options of a vhost-user server.
 #[derive(Clone)]
 pub struct VhostUserServerOptions {
-    /// The limits on front ends. A disk that can be written has one front end at a time.
-    pub limits: Limits,
+    /// The limits on front ends, and what they share; may be shared with other servers. A disk that can be written has
+    /// one front end at a time.
+    pub resources: ServerResources,
     /// The clock.
     pub clock: Arc<dyn Clock>,
     /// The receiver of events.
     pub events: Arc<dyn VhostUserEventSink>,
 }
 
-/// A server of disks for virtual machines. Dropping it stops it at once; [`stop`](Self::stop) completes the requests in
-/// progress first.
+/// A server of disks for virtual machines. Disks are added and withdrawn while front ends use others.
+///
+/// Dropping it stops it at once; [`stop`](Self::stop) completes the requests in progress first.
 pub struct VhostUserServer {
     options: VhostUserServerOptions,
-    number: ServerNumber,
-    workers: Workers,
-    disks: Vec<Connections<ServedDisk>>,
+    /// The part of the numbers of its disks that differs between processes.
+    number: u64,
+    disks: Mutex<DiskTable>,
+}
+
+/// A disk of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DiskNumber(u64);
+
+#[derive(Default)]
+struct DiskTable {
+    added_count: u64,
+    disks: BTreeMap<DiskNumber, Connections<ServedDisk>>,
+}
+
+impl DiskTable {
+    /// # Panics
+    /// If the disk was withdrawn.
+    fn disk(&mut self, number: DiskNumber) -> &mut Connections<ServedDisk> {
+        self.disks.get_mut(&number).expect("the disk was not withdrawn")
+    }
 }
 
 /// State that all connections of a disk share.
 struct ServedDisk {
+    core: ServerCore,
     export: Arc<VhostUserExport>,
-    /// The number of the disk, in the order in which they were added.
-    index: u64,
-    options: VhostUserServerOptions,
+    events: Arc<dyn VhostUserEventSink>,
     number: ServerNumber,
-    workers: Workers,
-    is_stopping: AtomicBool,
 }
 
 impl VhostUserServer {
@@ -63,140 +83,115 @@ impl VhostUserServer {
     pub fn new(options: VhostUserServerOptions) -> Self {
         let now = u64::try_from(options.clock.now().as_nanos()).unwrap_or(u64::MAX);
         Self {
-            number: ServerNumber::new(now.rotate_left(32) ^ u64::from(std::process::id())),
-            workers: Workers::new(options.limits.worker_count_max),
+            number: now.rotate_left(32) ^ u64::from(std::process::id()),
             options,
-            disks: Vec::new(),
+            disks: Mutex::default(),
         }
     }
 
-    /// Adds a disk, and returns its index.
-    pub fn add(&mut self, export: VhostUserExport) -> usize {
-        let mut options = self.options.clone();
-        if export.device.writer().is_some() {
-            // Two guests that write to one disk would destroy its file systems.
-            options.limits.connection_count_max = 1;
-            options.limits.handshake_count_max = 1;
-        }
+    fn lock(&self) -> MutexGuard<'_, DiskTable> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a disk.
+    pub fn add(&self, export: VhostUserExport) -> DiskNumber {
+        let mut table = self.lock();
+        table.added_count += 1;
         let disk = ServedDisk {
+            core: ServerCore::new(self.options.resources.clone(), Arc::clone(&self.options.clock)),
             export: Arc::new(export),
-            index: self.disks.len() as u64,
-            options,
-            number: self.number,
-            workers: self.workers.clone(),
-            is_stopping: AtomicBool::new(false),
+            events: Arc::clone(&self.options.events),
+            // A disk that is added again may lack writes: it is another one. The lowest bit is not used.
+            number: ServerNumber::new(self.number ^ table.added_count << 1),
         };
-        self.disks.push(Connections::new(Arc::new(disk)));
-        self.disks.len() - 1
+        let number = DiskNumber(table.added_count);
+        table.disks.insert(number, Connections::new(Arc::new(disk)));
+        number
     }
 
-    /// Serves all front ends that connect to `listener`, with the disk of this index.
-    pub fn listen(&mut self, disk: usize, listener: Listener) -> Result<()> {
-        self.disk_mut(disk).listen(listener)
+    /// Serves all front ends that connect to `listener`, with a disk.
+    ///
+    /// # Panics
+    /// If the disk was withdrawn.
+    pub fn listen(&self, disk: DiskNumber, listener: Listener) -> Result<()> {
+        self.lock().disk(disk).listen(listener)
     }
 
     /// Serves one connected front end.
-    pub fn serve(&self, disk: usize, socket: Socket) -> Result<()> {
-        let disk = self.disks.get(disk);
-        disk.expect("the index was returned by `add`").serve(socket)
+    ///
+    /// # Panics
+    /// If the disk was withdrawn.
+    pub fn serve(&self, disk: DiskNumber, socket: Socket) -> Result<()> {
+        self.lock().disk(disk).serve(socket)
     }
 
     /// Number of connected front ends.
     pub fn connection_count(&self) -> usize {
-        self.disks.iter().map(Connections::count).sum()
+        self.lock().disks.values().map(Connections::count).sum()
     }
 
-    fn disk_mut(&mut self, disk: usize) -> &mut Connections<ServedDisk> {
-        self.disks.get_mut(disk).expect("the index was returned by `add`")
+    /// Accepts no more front ends for a disk, and removes its sockets. Connected ones continue.
+    pub fn withdraw(&self, disk: DiskNumber) {
+        let removed = self.lock().disks.remove(&disk);
+        if let Some(connections) = removed {
+            connections.withdraw();
+        }
     }
 
     /// Stops the server: accepts no more front ends, and completes the requests in progress, for at most `patience`.
-    pub fn stop(mut self, patience: Duration) -> StopReport {
-        self.stop_within(patience)
-    }
-
-    fn stop_within(&mut self, patience: Duration) -> StopReport {
+    pub fn stop(&self, patience: Duration) -> StopReport {
         let deadline = self.options.clock.now() + patience;
+        let disks = std::mem::take(&mut self.lock().disks);
         let mut abandoned_connection_count = 0;
-        for disk in &mut self.disks {
+        for mut disk in disks.into_values() {
             let left = deadline.saturating_sub(self.options.clock.now());
             abandoned_connection_count += disk.stop(left).abandoned_connection_count;
         }
-        self.workers.close();
         StopReport {
             abandoned_connection_count,
         }
     }
 }
 
-impl Drop for VhostUserServer {
-    fn drop(&mut self) {
-        self.stop_within(Duration::ZERO);
-    }
-}
-
-/// The state of a front end that the table of connections depends on.
-#[derive(Clone)]
-struct FrontEnd {
-    stream: Arc<SocketStream>,
-    context: Arc<RingContext>,
-    has_entered: Arc<AtomicBool>,
-}
-
-impl ConnectedClient for FrontEnd {
-    fn has_entered(&self) -> bool {
-        self.has_entered.load(Ordering::Relaxed)
-    }
-
-    fn is_busy(&self) -> bool {
-        self.context.load.is_busy()
-    }
-}
+/// A front end; vhost-user has no replies of the server's own threads.
+type FrontEnd = ConnectedClient<Vec<u8>>;
 
 impl Protocol for ServedDisk {
-    type Client = FrontEnd;
+    type Reply = Vec<u8>;
     const THREAD_NAMES: ThreadNames = ThreadNames {
         listener: "serve-vhost-in",
         connection: "serve-vhost",
     };
 
-    fn limits(&self) -> &Limits {
-        &self.options.limits
+    fn core(&self) -> &ServerCore {
+        &self.core
     }
 
-    fn clock(&self) -> &dyn Clock {
-        &*self.options.clock
-    }
-
-    fn stop_flag(&self) -> &AtomicBool {
-        &self.is_stopping
-    }
-
-    fn client(&self, peer: Arc<Peer>, stream: Arc<SocketStream>) -> FrontEnd {
-        let queue_count = usize::from(self.export.disk.queue_count);
-        FrontEnd {
-            stream,
-            has_entered: Arc::default(),
-            context: Arc::new(RingContext {
-                export: Arc::clone(&self.export),
-                worker_turn: self.index << 32 | peer.connection,
-                peer,
-                memory: SharedMemory::default(),
-                workers: self.workers.clone(),
-                clock: Arc::clone(&self.options.clock),
-                events: Arc::clone(&self.options.events),
-                server: self.number,
-                policy: DispatchPolicy::new(),
-                is_write_through: AtomicBool::new(false),
-                load: Load::new(queue_count, self.options.limits.request_count_max),
-            }),
+    fn connection_count_max(&self) -> usize {
+        // Two guests that write to one disk would destroy its file systems.
+        if self.export.device.writer().is_some() {
+            1
+        } else {
+            usize::MAX
         }
     }
 
     fn serve(self: &Arc<Self>, client: &FrontEnd) {
-        let (export, peer) = (self.export.name.as_str(), &*client.context.peer);
+        let (export, peer) = (self.export.name.as_str(), &*client.peer);
         self.report(&VhostUserEvent::Connected { export, peer });
-        let reason = self.converse(client);
+        let ending = Arc::new(ClientEnding::new(Arc::clone(&client.stream)));
+        let reason = match self.enter(client, &ending) {
+            Ok(entered) => {
+                let reason = self.converse(client);
+                drop(entered);
+                reason
+            }
+            Err(reason) => reason,
+        };
+        let reason = match reason {
+            FrontEndGone::ByFrontEnd if ending.is_ending() => FrontEndGone::ByServer,
+            reason => reason,
+        };
         self.report(&VhostUserEvent::Disconnected {
             export,
             peer,
@@ -217,12 +212,49 @@ impl Protocol for ServedDisk {
 
 impl ServedDisk {
     fn report(&self, event: &VhostUserEvent<'_>) {
-        self.options.events.vhost_user_event(event);
+        self.events.vhost_user_event(event);
+    }
+
+    /// Enters a front end in the registry.
+    fn enter(
+        &self,
+        client: &FrontEnd,
+        ending: &Arc<ClientEnding>,
+    ) -> std::result::Result<Option<ClientHandle>, FrontEndGone> {
+        let Some(registered) = &self.export.registered else {
+            return Ok(None);
+        };
+        let entry = ClientEntry {
+            protocol: ClientProtocol::VhostUser,
+            peer: client.peer.name.clone(),
+            name: None,
+            since: self.core.clock.now(),
+        };
+        let entered = registered.enter(entry, Arc::clone(ending) as _);
+        entered.map(Some).ok_or(FrontEndGone::ByServer)
+    }
+
+    fn context(&self, client: &FrontEnd) -> RingContext {
+        let queue_count = usize::from(self.export.disk.queue_count);
+        let busy_count = Arc::clone(&client.unanswered_count);
+        RingContext {
+            export: Arc::clone(&self.export),
+            key: client.key,
+            peer: Arc::clone(&client.peer),
+            memory: SharedMemory::default(),
+            workers: self.core.workers().clone(),
+            clock: Arc::clone(&self.core.clock),
+            events: Arc::clone(&self.events),
+            server: self.number,
+            policy: DispatchPolicy::new(),
+            is_write_through: AtomicBool::new(false),
+            load: Load::new(queue_count, self.core.limits().request_count_max, busy_count),
+        }
     }
 
     /// Handles the messages of a front end until it is gone, and completes its requests.
     fn converse(&self, client: &FrontEnd) -> FrontEndGone {
-        let session = Arc::new(Mutex::new(Session::new(Arc::clone(&client.context))));
+        let session = Arc::new(Mutex::new(Session::new(Arc::new(self.context(client)))));
         let reason = match client.stream.duplicate() {
             Err(error) => FrontEndGone::Io(error),
             Ok(socket) => self.handle_messages(client, &session, UnixStream::from(socket)),
@@ -231,7 +263,7 @@ impl ServedDisk {
         if let Err(error) = session.end() {
             self.report(&VhostUserEvent::RequestFailed {
                 export: &self.export.name,
-                peer: &client.context.peer,
+                peer: &client.peer,
                 action: "flush",
                 error: &error,
             });
@@ -241,7 +273,7 @@ impl ServedDisk {
 
     fn handle_messages(&self, client: &FrontEnd, session: &Arc<Mutex<Session>>, socket: UnixStream) -> FrontEndGone {
         let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(session));
-        let handshake_end = self.options.clock.now() + self.options.limits.handshake;
+        let handshake_end = self.core.clock.now() + self.core.limits().handshake;
         loop {
             let deadline = (!client.has_entered()).then_some(handshake_end);
             if let Err(reason) = self.wait_for_message(client, deadline) {
@@ -249,7 +281,9 @@ impl ServedDisk {
             }
             let handled = handler.handle_request();
             let state = session.lock().unwrap_or_else(PoisonError::into_inner);
-            client.has_entered.store(state.has_entered, Ordering::Relaxed);
+            if state.has_entered {
+                client.enter();
+            }
             if let Err(error) = handled {
                 return self.reason_of(error, state.failure);
             }
@@ -258,15 +292,15 @@ impl ServedDisk {
 
     /// Waits until the header of a message has arrived: later the server would have to wait for the rest of it.
     fn wait_for_message(&self, client: &FrontEnd, deadline: Option<Duration>) -> std::result::Result<(), FrontEndGone> {
-        let clock = &*self.options.clock;
+        let clock = &*self.core.clock;
         let mut deadline = deadline;
         loop {
             match client.stream.peek(MESSAGE_HEADER_BYTES) {
                 Ok(Arrived::All) => return Ok(()),
-                Ok(Arrived::End) if self.is_stopping.load(Ordering::Relaxed) => return Err(FrontEndGone::ByServer),
+                Ok(Arrived::End) if self.core.is_stopping() => return Err(FrontEndGone::ByServer),
                 Ok(Arrived::End) => return Err(FrontEndGone::ByFrontEnd),
                 Ok(Arrived::Part) => {
-                    let end = clock.now() + self.options.limits.stall;
+                    let end = clock.now() + self.core.limits().stall;
                     deadline = Some(deadline.map_or(end, |deadline| deadline.min(end)));
                     clock.sleep(PART_PAUSE);
                 }
@@ -286,7 +320,7 @@ impl ServedDisk {
             (_, Some(SessionFailure::WritesLost)) => FrontEndGone::WritesLost,
             (_, Some(SessionFailure::Invalid(reason))) => FrontEndGone::Malformed(reason.to_owned()),
             (MessageError::Disconnected | MessageError::SocketBroken(_), None) => {
-                if self.is_stopping.load(Ordering::Relaxed) {
+                if self.core.is_stopping() {
                     FrontEndGone::ByServer
                 } else {
                     FrontEndGone::ByFrontEnd

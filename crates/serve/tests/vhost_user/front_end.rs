@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, MemoryDevice, SystemClock};
 use holdfast_serve::vhost_user::{
-    AcceptedWrites, ExportDevice, Limits, Socket, VhostUserEvent, VhostUserExport, VhostUserExportOptions,
-    VhostUserServer, VhostUserServerOptions,
+    AcceptedWrites, DiskNumber, ExportDevice, Limits, ServerResources, Socket, VhostUserEvent, VhostUserExport,
+    VhostUserExportOptions, VhostUserServer, VhostUserServerOptions,
 };
 use rustix::event::Timespec;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -72,9 +72,19 @@ pub(crate) fn device() -> Arc<MemoryDevice> {
     Arc::new(device)
 }
 
+pub(crate) fn options(accepted_writes: AcceptedWrites) -> VhostUserExportOptions {
+    VhostUserExportOptions {
+        serial: "serial-of-this-disk-is-long".to_owned(),
+        queue_count: 4,
+        accepted_writes,
+        ..VhostUserExportOptions::new("disk")
+    }
+}
+
 /// A server with one disk.
 pub(crate) struct TestServer {
     pub(crate) server: VhostUserServer,
+    pub(crate) disk: DiskNumber,
     pub(crate) events: Arc<Mutex<Vec<String>>>,
 }
 
@@ -88,27 +98,25 @@ impl TestServer {
     }
 
     pub(crate) fn start_with(device: ExportDevice, limits: Limits, accepted_writes: AcceptedWrites) -> Self {
+        Self::serving(VhostUserExport::new(device, options(accepted_writes)), limits)
+    }
+
+    pub(crate) fn serving(export: VhostUserExport, limits: Limits) -> Self {
         let events = Arc::new(Mutex::new(Vec::new()));
         let log = Arc::clone(&events);
-        let mut server = VhostUserServer::new(VhostUserServerOptions {
-            limits,
+        let server = VhostUserServer::new(VhostUserServerOptions {
+            resources: ServerResources::new(limits),
             clock: Arc::new(SystemClock::new()),
             events: Arc::new(move |event: &VhostUserEvent<'_>| log.lock().unwrap().push(format!("{event:?}"))),
         });
-        let options = VhostUserExportOptions {
-            serial: "serial-of-this-disk-is-long".to_owned(),
-            queue_count: 4,
-            accepted_writes,
-            ..VhostUserExportOptions::new("disk")
-        };
-        server.add(VhostUserExport::new(device, options));
-        Self { server, events }
+        let disk = server.add(export);
+        Self { server, disk, events }
     }
 
     /// A new connection to the server.
     pub(crate) fn connect(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        self.server.serve(0, Socket::Unix(theirs)).unwrap();
+        self.server.serve(self.disk, Socket::Unix(theirs)).unwrap();
         ours.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         ours
     }

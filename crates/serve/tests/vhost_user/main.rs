@@ -8,5 +8,6 @@ mod front_end;
 mod hostile_cases;
 mod limits;
 mod message_cases;
+mod registry_cases;
 mod request_cases;
 mod successors;

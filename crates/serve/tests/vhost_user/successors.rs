@@ -28,7 +28,7 @@ fn take(guest: &Guest, head: u16) {
 }
 
 /// Connects the same guest to another server, as QEMU does.
-fn reconnect(mut old: Guest, server: &TestServer) -> vhost::Result<Guest> {
+pub(crate) fn reconnect(mut old: Guest, server: &TestServer) -> vhost::Result<Guest> {
     let (described, file) = old.inflight.take().unwrap();
     let memory = old.file.try_clone().unwrap();
     let seen: Vec<u16> = old.rings.iter().map(|ring| ring.seen).collect();

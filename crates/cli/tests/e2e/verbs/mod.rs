@@ -3,6 +3,7 @@
 mod backups;
 mod clones;
 mod configurations;
+mod containers;
 mod conversions;
 mod copies;
 mod copy_mishaps;
@@ -41,6 +42,7 @@ mod restores;
 mod retention;
 mod rights;
 mod sector_sizes;
+mod served_registry;
 mod serving;
 mod status_signals;
 pub(crate) mod virtualbox;

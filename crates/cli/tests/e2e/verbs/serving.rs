@@ -357,6 +357,20 @@ fn each_disk_has_a_vhost_user_socket() {
     let mut names = rig.names("sockets");
     names.sort_unstable();
     assert_eq!(names, ["a.sock", "web1-vda.sock", "web1-vdb.sock"]);
+    let listed = rig.report(&["serve", "list"]);
+    let server = &listed["servers"][0];
+    assert_eq!(
+        server["vhost_user"],
+        serde_json::json!([format!("vhost-user:{}", folder.display())])
+    );
+    assert_eq!(
+        server["exports"][0]["addresses"],
+        serde_json::json!([folder.join("web1-vda.sock")])
+    );
+    rig.ok(&["serve", "remove", "web1/vda"]);
+    assert!(!folder.join("web1-vda.sock").exists());
+    rig.ok(&["serve", "add", "--discard", "./b.raw"]);
+    assert!(folder.join("b.sock").exists());
     assert!(
         serving.uris[1].contains("QEMU:") || serving.uris[1].is_empty(),
         "{:?}",

@@ -2,6 +2,8 @@
 
 mod choice;
 mod clone;
+mod container;
+mod container_content;
 mod exchange;
 mod exchanged;
 mod from;
@@ -23,6 +25,8 @@ use holdfast_image::Format;
 use super::{Interrupted, NameError};
 pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
+pub use container::{ContainerError, ServerFailure};
+pub use container_content::ContainerContentError;
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;
 pub use guest_files::GuestFilesError;
@@ -61,9 +65,15 @@ pub enum Error {
     /// A backup of a machine of XenServer or XCP-ng.
     #[error(transparent)]
     Xen(Box<crate::XenBackupError>),
+    /// A container.
+    #[error(transparent)]
+    Container(Box<crate::ContainerError>),
     /// Files inside the guests' file systems.
     #[error(transparent)]
     GuestFiles(Box<crate::GuestFilesError>),
+    /// The content of a container.
+    #[error(transparent)]
+    ContainerContent(Box<crate::ContainerContentError>),
     /// A template.
     #[error(transparent)]
     Template(Box<crate::TemplateError>),
@@ -196,6 +206,27 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// An export of the server has this name already.
+    #[error("an export is named {name:?} already")]
+    ExportNameInUse {
+        /// The name.
+        name: String,
+    },
+    /// There is no such image format.
+    #[error("{name:?} is not an image format")]
+    UnknownImageFormat {
+        /// The name.
+        name: String,
+    },
+    /// Standard input cannot be served: clients read at any offset.
+    #[error("standard input cannot be served")]
+    StandardInputServed,
+    /// A snapshot is served only if a repository is open.
+    #[error("snapshots need a repository, and the server has none")]
+    ServedWithoutRepository,
+    /// The exports of a server could not be changed.
+    #[error(transparent)]
+    Registry(#[from] holdfast_serve::registry::RegistryError),
     /// Another process writes to a device that is the target of a restore.
     #[error("{} is in use: process {process} ({program}) has it open for writing", path.display())]
     DeviceInUse {
@@ -481,18 +512,4 @@ pub enum Error {
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
-}
-
-impl Error {
-    /// Adds the path of the file to an error of a device: devices do not know their path.
-    pub(crate) fn on(self, path: &std::path::Path) -> Self {
-        match self {
-            Self::Device(source @ holdfast_block::Error::Io { .. })
-            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
-                path: path.to_owned(),
-                source,
-            },
-            other => other,
-        }
-    }
 }

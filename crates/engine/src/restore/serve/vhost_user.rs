@@ -1,24 +1,20 @@
-//! `serve vhost-user`: disks of snapshots, and images, for virtual machines of this host, until the job is interrupted.
+//! Served disks as disks of virtual machines on this host. Each has a vhost-user socket of its own.
 
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use holdfast_block::{BlockDevice, Clock};
-use holdfast_image::{Format, OpenOptions, open_mut};
-use holdfast_repo::Repository;
+use holdfast_block::Clock;
+use holdfast_serve::registry::RegisteredExport;
 use holdfast_serve::vhost_user::{
-    AcceptedWrites, ExportDevice, Limits, Listener, SectorSize, VhostUserEventSink, VhostUserExport,
+    AcceptedWrites, Listener, SectorSize, ServerResources, StopReport, VhostUserEventSink, VhostUserExport,
     VhostUserExportOptions, VhostUserServer, VhostUserServerOptions,
 };
-use jiff::tz::TimeZone;
 
-use super::disks::{ClientWrites, DiskSelection, open_disks};
-use super::{PATIENCE, wait_for_interrupt, warn_of_abandoned};
-use crate::SnapshotName;
-use crate::image::source::OpenSource;
-use crate::job::{Error, Job, Result};
-use crate::repository::removed::keep_readable;
+use super::PATIENCE;
+use super::control::DiskSocket;
+use super::disks::OpenDisk;
+use crate::job::{Error, Result};
 
 /// Longest name of a socket in a folder: the path of a Unix socket has at most 107 bytes.
 const SOCKET_NAME_BYTES_MAX: usize = 64;
@@ -32,183 +28,117 @@ pub enum SocketPlace {
     Folder(PathBuf),
 }
 
-/// The disks to serve to virtual machines.
-pub struct ServeVhostUserRequest {
-    /// Snapshots, or single disks of them; they need a repository.
-    pub names: Vec<SnapshotName>,
-    /// Images.
-    pub images: Vec<PathBuf>,
-    /// How images are opened.
-    pub image_options: OpenOptions,
-    /// The time zone of times in names of snapshots.
-    pub zone: TimeZone,
+/// Options of serving over vhost-user.
+pub struct VhostUserOptions {
     /// Where front ends connect.
     pub sockets: SocketPlace,
-    /// How writes are treated. Images are written in place, unless writes are refused.
-    pub writes: ClientWrites,
     /// The size of logical blocks.
     pub sector_size: SectorSize,
     /// The largest number of queues of a machine.
     pub queue_count: NonZero<u16>,
     /// Receives events about front ends.
     pub events: Arc<dyn VhostUserEventSink>,
-    /// The clock, shared with the server's threads.
-    pub clock: Arc<dyn Clock>,
 }
 
-/// A served disk.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServedDisk {
-    /// Its socket.
-    pub socket: PathBuf,
-    /// A description for users.
-    pub description: String,
-    /// The size that guests see, in bytes.
-    pub size_bytes: u64,
-    /// Whether guests can write.
-    pub is_writable: bool,
-    /// Whether a machine can continue with the next server of the disk.
-    pub can_reconnect: bool,
-}
-
-/// A disk before its socket exists.
-struct DiskDraft {
-    /// The name in messages, and of the socket.
-    name: String,
-    description: String,
+/// Properties of a disk that front ends and guests see.
+pub(super) struct DiskSource {
     serial: String,
-    device: ExportDevice,
     accepted_writes: AcceptedWrites,
 }
 
-/// Serves disks to virtual machines until the job is interrupted, which is the normal end. `ready` is called when they
-/// can connect.
-///
-/// Garbage collection of the repository is paused meanwhile, as by [`serve`](super::serve).
-///
-/// # Panics
-/// If snapshots are requested without a repository.
-pub fn serve_vhost_user(
-    repository: Option<&Repository>,
-    request: &ServeVhostUserRequest,
-    job: Job<'_>,
-    ready: &mut dyn FnMut(&[ServedDisk]),
-) -> Result<()> {
-    let pause = repository.and_then(|repository| keep_readable(repository, job.progress));
-    let mut drafts = Vec::new();
-    let mut locks = Vec::new();
-    if !request.names.is_empty() {
-        let repository = repository.expect("snapshots are in a repository");
-        let selection = DiskSelection {
-            names: &request.names,
-            zone: &request.zone,
-            writes: &request.writes,
-        };
-        let opened = open_disks(repository, &selection, job)?;
-        locks = opened.locks;
-        for disk in opened.disks {
-            let prefix = if disk.has_siblings {
-                format!("{}@{}", disk.machine, disk.snapshot)
-            } else {
-                disk.machine.clone()
-            };
-            drafts.push(DiskDraft {
-                name: format!("{prefix}/{}", disk.disk),
-                description: disk.description,
-                serial: format!("{}-{}", disk.snapshot, disk.disk),
-                device: disk.device,
-                accepted_writes: match request.writes {
-                    ClientWrites::Keep(_) => AcceptedWrites::NeedFlush,
-                    ClientWrites::ThrowAway(_) | ClientWrites::Refuse => AcceptedWrites::Discarded,
-                },
-            });
+impl DiskSource {
+    pub(super) fn of(disk: &OpenDisk) -> Self {
+        Self {
+            serial: disk.serial.clone(),
+            accepted_writes: disk.accepted_writes,
         }
     }
-    for image in &request.images {
-        drafts.push(image_draft(image, request)?);
-    }
-    if let SocketPlace::File(_) = request.sockets
-        && drafts.len() != 1
-    {
-        let disks = drafts.len();
-        return Err(Error::Serve(holdfast_serve::Error::SocketCount { disks }));
-    }
-    let mut server = VhostUserServer::new(VhostUserServerOptions {
-        limits: Limits::default(),
-        clock: Arc::clone(&request.clock),
-        events: Arc::clone(&request.events),
-    });
-    let mut served = Vec::new();
-    for draft in drafts {
-        let socket = socket_path(&request.sockets, &draft.name, &served);
-        served.push(add(&mut server, draft, socket, request)?);
-    }
-    ready(&served);
-    wait_for_interrupt(job, pause.as_ref());
-    warn_of_abandoned(server.stop(PATIENCE), job);
-    drop(locks);
-    Ok(())
 }
 
-/// Adds a disk to the server, with its socket.
-fn add(
-    server: &mut VhostUserServer,
-    draft: DiskDraft,
-    socket: PathBuf,
-    request: &ServeVhostUserRequest,
-) -> Result<ServedDisk> {
-    let is_writable = matches!(draft.device, ExportDevice::Writable(_));
-    let can_reconnect = !is_writable || draft.accepted_writes != AcceptedWrites::Discarded;
-    let options = VhostUserExportOptions {
-        name: draft.name,
-        serial: draft.serial,
-        sector_size: request.sector_size,
-        queue_count: request.queue_count.get(),
-        accepted_writes: draft.accepted_writes,
-    };
-    let export = VhostUserExport::new(draft.device, options);
-    let size_bytes = export.size_bytes();
-    let index = server.add(export);
-    let listener = Listener::unix(&socket, &*request.clock).map_err(Error::Serve)?;
-    server.listen(index, listener).map_err(Error::Serve)?;
-    Ok(ServedDisk {
-        socket,
-        description: draft.description,
-        size_bytes,
-        is_writable,
-        can_reconnect,
-    })
+/// The vhost-user server, and how exports get their sockets.
+pub(super) struct VhostUserDisks {
+    server: Arc<VhostUserServer>,
+    sockets: SocketPlace,
+    sector_size: SectorSize,
+    queue_count: NonZero<u16>,
+    clock: Arc<dyn Clock>,
 }
 
-/// Opens an image. It is locked if it is written.
-fn image_draft(path: &Path, request: &ServeVhostUserRequest) -> Result<DiskDraft> {
-    let on = |error: Error| error.on(path);
-    let (device, accepted_writes) = if request.writes == ClientWrites::Refuse {
-        let image = OpenSource::open_with(path, &request.image_options).map_err(on)?;
-        let device: Arc<dyn BlockDevice> = image.device;
-        (ExportDevice::ReadOnly(device), AcceptedWrites::Stay)
-    } else {
-        let image = open_mut(path, &request.image_options).map_err(|error| on(error.into()))?;
-        let is_raw = image.layers().iter().all(|layer| layer.format == Format::Raw);
-        let accepted_writes = if is_raw {
-            AcceptedWrites::Stay
-        } else {
-            AcceptedWrites::NeedFlush
+impl VhostUserDisks {
+    pub(super) fn new(options: VhostUserOptions, resources: ServerResources, clock: Arc<dyn Clock>) -> Self {
+        let server = VhostUserServer::new(VhostUserServerOptions {
+            resources,
+            clock: Arc::clone(&clock),
+            events: options.events,
+        });
+        Self {
+            server: Arc::new(server),
+            sockets: options.sockets,
+            sector_size: options.sector_size,
+            queue_count: options.queue_count,
+            clock,
+        }
+    }
+
+    /// Refuses several disks for one socket.
+    pub(super) fn check_count(&self, served_count: usize, added_count: usize) -> Result<()> {
+        let disks = served_count + added_count;
+        match &self.sockets {
+            SocketPlace::File(_) if disks != 1 => Err(Error::Serve(holdfast_serve::Error::SocketCount { disks })),
+            SocketPlace::File(_) | SocketPlace::Folder(_) => Ok(()),
+        }
+    }
+
+    /// Opens a socket for an export, which is closed when the export is removed.
+    pub(super) fn place(
+        &self,
+        export: &Arc<RegisteredExport>,
+        source: &DiskSource,
+        taken: &[PathBuf],
+    ) -> Result<DiskSocket> {
+        let path = socket_path(&self.sockets, export.name(), taken);
+        let listener = Listener::unix(&path, &*self.clock).map_err(Error::Serve)?;
+        let options = VhostUserExportOptions {
+            name: export.name().to_owned(),
+            serial: source.serial.clone(),
+            sector_size: self.sector_size,
+            queue_count: self.queue_count.get(),
+            accepted_writes: source.accepted_writes,
         };
-        (ExportDevice::Writable(Arc::new(image)), accepted_writes)
-    };
-    let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
-    Ok(DiskDraft {
-        name: stem.clone().into_owned(),
-        description: path.display().to_string(),
-        serial: stem.into_owned(),
-        device,
-        accepted_writes,
-    })
+        let disk = self.server.add(VhostUserExport::of(export, options));
+        // The disk has its export: a strong reference to the server would be a cycle.
+        let server = Arc::downgrade(&self.server);
+        export.on_removal(move || {
+            if let Some(server) = server.upgrade() {
+                server.withdraw(disk);
+            }
+        });
+        self.server.listen(disk, listener).map_err(Error::Serve)?;
+        Ok(DiskSocket {
+            path,
+            reconnect: !export.is_writable() || source.accepted_writes != AcceptedWrites::Discarded,
+        })
+    }
+
+    /// The size that guests see of a disk.
+    pub(super) fn visible_bytes(&self, size_bytes: u64) -> u64 {
+        size_bytes - size_bytes % u64::from(self.sector_size.bytes())
+    }
+
+    /// The socket, or the folder of sockets.
+    pub(super) fn address(&self) -> String {
+        let (SocketPlace::File(path) | SocketPlace::Folder(path)) = &self.sockets;
+        format!("vhost-user:{}", path.display())
+    }
+
+    /// Completes the requests in progress, and disconnects the front ends.
+    pub(super) fn stop(&self) -> StopReport {
+        self.server.stop(PATIENCE)
+    }
 }
 
 /// The socket of a disk: `MACHINE-DISK.sock` in a folder, with a number if that name is taken.
-fn socket_path(place: &SocketPlace, name: &str, taken: &[ServedDisk]) -> PathBuf {
+fn socket_path(place: &SocketPlace, name: &str, taken: &[PathBuf]) -> PathBuf {
     let folder = match place {
         SocketPlace::File(path) => return path.clone(),
         SocketPlace::Folder(folder) => folder,
@@ -225,7 +155,7 @@ fn socket_path(place: &SocketPlace, name: &str, taken: &[ServedDisk]) -> PathBuf
     let base = base.trim_start_matches('.');
     let names = std::iter::once(format!("{base}.sock")).chain((2_u64..).map(|number| format!("{base}-{number}.sock")));
     let mut paths = names.map(|name| folder.join(name));
-    let free = paths.find(|path| taken.iter().all(|disk| disk.socket != *path));
+    let free = paths.find(|path| !taken.contains(path));
     free.expect("there is always another number")
 }
 
@@ -233,12 +163,12 @@ fn socket_path(place: &SocketPlace, name: &str, taken: &[ServedDisk]) -> PathBuf
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use super::{ServedDisk, SocketPlace, socket_path};
+    use super::{SocketPlace, socket_path};
 
     #[test]
     fn every_disk_has_its_own_socket_in_the_folder() {
         let place = SocketPlace::Folder("/run/disks".into());
-        let mut taken: Vec<ServedDisk> = Vec::new();
+        let mut taken: Vec<PathBuf> = Vec::new();
         for (name, expected) in [
             ("web1/vda", "web1-vda.sock"),
             ("web1-vda", "web1-vda-2.sock"),
@@ -248,13 +178,7 @@ mod tests {
         ] {
             let socket = socket_path(&place, name, &taken);
             assert_eq!(socket, Path::new("/run/disks").join(expected));
-            taken.push(ServedDisk {
-                socket,
-                description: String::new(),
-                size_bytes: 0,
-                is_writable: false,
-                can_reconnect: true,
-            });
+            taken.push(socket);
         }
         let long = socket_path(&place, &"x".repeat(300), &taken);
         assert!(long.as_os_str().len() < 90);

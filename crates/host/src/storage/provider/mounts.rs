@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::{ProviderError, ProviderResult};
 
-const MOUNTS: &str = "/proc/self/mountinfo";
+const MOUNTS: &str = "/proc/thread-self/mountinfo";
 
-/// The mounts in the namespace of this process, in order: a later mount hides an earlier one at the same mount point.
+/// The mounts in the namespace of this thread, in order: a later mount hides an earlier one at the same mount point.
 #[derive(Debug, Default)]
 pub struct Mounts {
     mounts: Vec<Mount>,
@@ -71,6 +71,32 @@ impl Mounts {
     /// The mount points of a type of file system.
     pub fn points_of_kind<'a>(&'a self, kind: &'a str) -> impl Iterator<Item = PathBuf> + 'a {
         self.of_kind(kind).map(|mount| mount.point.clone())
+    }
+
+    /// The source of the file system that is mounted on the folder.
+    pub fn source_of(&self, folder: &Path) -> Option<&str> {
+        let last = self.mounts.iter().rev().find(|mount| mount.point == folder);
+        last.map(|mount| &mount.source[..])
+    }
+
+    /// The mount points of a source.
+    pub fn points_of_source(&self, source: &str) -> Vec<PathBuf> {
+        let is_of_source = |mount: &&Mount| mount.source == source;
+        self.mounts
+            .iter()
+            .filter(is_of_source)
+            .map(|mount| mount.point.clone())
+            .collect()
+    }
+
+    /// The mount points of a block device.
+    pub fn points_of_device(&self, device: &Path) -> Vec<PathBuf> {
+        let is_of_device = |mount: &&Mount| Path::new(&mount.source) == device && mount.root == Path::new("/");
+        self.mounts
+            .iter()
+            .filter(is_of_device)
+            .map(|mount| mount.point.clone())
+            .collect()
     }
 
     /// The mount point of a ZFS file system.

@@ -1,17 +1,15 @@
 //! `holdfast serve vhost-user`: serves disks to virtual machines of this host.
 
-use std::ffi::OsString;
 use std::num::NonZero;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_engine::{ServeVhostUserRequest, ServedDisk, SnapshotName, SocketPlace, SourceName, serve_vhost_user};
+use holdfast_engine::{DiskSocket, ExportStatus, SocketPlace, VhostUserOptions};
 use holdfast_hardware::xml::Element;
-use holdfast_image::OpenOptions;
 use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, SectorSize, VhostUserEvent};
 
-use super::writes_of;
+use super::run::{RepositoryUse, ServerPlan, run_server};
+use super::sources::SourceArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -23,21 +21,20 @@ use crate::units;
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("place").required(true).args(["socket", "sockets"]))]
 pub(super) struct VhostUserArgs {
-    /// Snapshots, and images: a word with a slash, or with an image's extension, is an image
+    /// Snapshots and images; each disk has a socket of its own
     #[arg(value_name = "SNAPSHOT[:DISK]|IMAGE", required = true)]
-    disks: Vec<OsString>,
+    exports: Vec<String>,
     /// Serve one disk on this Unix socket, which only this user can open
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Serve each disk on a Unix socket of its own in this folder
     #[arg(long, value_name = "FOLDER")]
     sockets: Option<PathBuf>,
-    /// Allow writes: they change images, and are discarded at the end for snapshots
-    #[arg(long)]
-    writable: bool,
-    /// Allow writes: they change images, and are kept in files in this folder for snapshots
-    #[arg(long, value_name = "FOLDER")]
-    overlay: Option<PathBuf>,
+    #[command(flatten)]
+    sources: SourceArgs,
+    /// Maximum number of connections of machines; a disk that can be written has one
+    #[arg(long, value_name = "COUNT", default_value = "256")]
+    max_connections: NonZero<usize>,
     /// Maximum number of queues of a machine; QEMU uses one for each processor
     #[arg(long, value_name = "COUNT", default_value = "64", value_parser = parse_queues)]
     queues: NonZero<u16>,
@@ -60,7 +57,42 @@ impl Verb for VhostUserArgs {
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Json];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        run(self, context)
+        context.output().refuse_json("serve vhost-user")?;
+        let plan = ServerPlan {
+            choice: self.sources.choice(&self.exports)?,
+            nbd: None,
+            iscsi: None,
+            vhost_user: Some(self.options(context)),
+            lines,
+            max_connections: self.max_connections,
+            control: None,
+            repository: RepositoryUse::IfNeeded,
+        };
+        run_server(plan, context)
+    }
+}
+
+impl VhostUserArgs {
+    fn options(&self, context: &Context) -> VhostUserOptions {
+        let is_shared = self.sockets.is_some();
+        let console = context.shared_console();
+        let events = move |event: &VhostUserEvent<'_>| {
+            if let Some(warning) = warning_of(event, is_shared) {
+                console.warning(&warning);
+            }
+        };
+        VhostUserOptions {
+            sockets: match (&self.socket, &self.sockets) {
+                (Some(path), _) => SocketPlace::File(path.clone()),
+                (None, folder) => SocketPlace::Folder(folder.clone().unwrap_or_default()),
+            },
+            sector_size: match self.sector_size.as_str() {
+                "4096" => SectorSize::Bytes4096,
+                _ => SectorSize::Bytes512,
+            },
+            queue_count: self.queues,
+            events: Arc::new(events),
+        }
     }
 }
 
@@ -70,94 +102,30 @@ fn parse_queues(text: &str) -> Result<NonZero<u16>, String> {
     count.ok_or_else(|| format!("a number from 1 to {QUEUE_COUNT_MAX}"))
 }
 
-/// The disks of the command line.
-#[derive(Debug, Default)]
-struct ServedWords {
-    snapshots: Vec<SnapshotName>,
-    images: Vec<PathBuf>,
+/// The lines of the exports: their sockets, and what QEMU and libvirt need to use them.
+fn lines(exports: &[ExportStatus]) -> String {
+    let with_socket = exports
+        .iter()
+        .filter_map(|export| Some((export, export.socket.as_ref()?)));
+    with_socket.map(|(export, socket)| lines_of(export, socket)).collect()
 }
 
-impl ServedWords {
-    fn parse(words: &[OsString]) -> Result<Self, Error> {
-        let mut parsed = Self::default();
-        for word in words {
-            if word.as_bytes().contains(&b'/') || SourceName::is_called_like_an_image(word) {
-                parsed.images.push(word.into());
-                continue;
-            }
-            let text = word.to_string_lossy();
-            let name: Result<SnapshotName, _> = text.parse();
-            parsed.snapshots.push(name?);
-        }
-        Ok(parsed)
-    }
-}
-
-fn run(args: &VhostUserArgs, context: &Context) -> Result<Exit, Error> {
-    context.output().refuse_json("serve vhost-user")?;
-    let words = ServedWords::parse(&args.disks)?;
-    let repository = if words.snapshots.is_empty() {
-        None
-    } else {
-        Some(context.open_repository()?)
-    };
-    let sockets = match (&args.socket, &args.sockets) {
-        (Some(path), _) => SocketPlace::File(path.clone()),
-        (None, folder) => SocketPlace::Folder(folder.clone().unwrap_or_default()),
-    };
-    let is_shared = args.disks.len() > 1;
-    let console = context.shared_console();
-    let events = move |event: &VhostUserEvent<'_>| {
-        if let Some(warning) = warning_of(event, is_shared) {
-            console.warning(&warning);
-        }
-    };
-    let request = ServeVhostUserRequest {
-        names: words.snapshots,
-        images: words.images,
-        image_options: OpenOptions::default(),
-        zone: context.zone().clone(),
-        sockets,
-        writes: writes_of(args.overlay.as_deref(), args.writable),
-        sector_size: match args.sector_size.as_str() {
-            "4096" => SectorSize::Bytes4096,
-            _ => SectorSize::Bytes512,
-        },
-        queue_count: args.queues,
-        events: Arc::new(events),
-        clock: Arc::clone(context.clock()),
-    };
-    let mut printed = Ok(());
-    context.work(1, |job| {
-        serve_vhost_user(repository.as_ref(), &request, job, &mut |disks| {
-            for disk in disks {
-                if printed.is_ok() {
-                    printed = context.output().data(lines(disk).as_bytes());
-                }
-            }
-        })
-    })?;
-    printed?;
-    Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
-}
-
-/// The lines of a disk: its socket, and what QEMU and libvirt need to use it.
-fn lines(disk: &ServedDisk) -> String {
-    let socket = std::path::absolute(&disk.socket).unwrap_or_else(|_| disk.socket.clone());
-    let (description, size) = (&disk.description, units::bytes(disk.size_bytes));
+fn lines_of(export: &ExportStatus, socket: &DiskSocket) -> String {
+    let path = std::path::absolute(&socket.path).unwrap_or_else(|_| socket.path.clone());
+    let (description, size) = (&export.description, units::bytes(export.size_bytes));
     // A machine that connects again after its writes were discarded is refused anyway.
-    let reconnect = if disk.can_reconnect { ",reconnect=1" } else { "" };
-    let read_only = if disk.is_writable {
+    let reconnect = if socket.reconnect { ",reconnect=1" } else { "" };
+    let read_only = if export.writable {
         ""
     } else {
         "  (the guest cannot write)"
     };
-    let (memory, xml) = (memory_element(), disk_element(&socket, disk));
-    let socket = socket.display();
+    let (memory, xml) = (memory_element(), disk_element(&path, socket));
+    let path = path.display();
     format!(
-        "{socket}  {description}, {size}{read_only}\n  \
+        "{path}  {description}, {size}{read_only}\n  \
          QEMU:     -object memory-backend-memfd,id=mem,size=2G,share=on -machine memory-backend=mem \
-         -chardev socket,id=disk,path={socket}{reconnect} -device vhost-user-blk-pci,chardev=disk\n  \
+         -chardev socket,id=disk,path={path}{reconnect} -device vhost-user-blk-pci,chardev=disk\n  \
          libvirt:  {memory}\n            {xml}\n"
     )
 }
@@ -169,11 +137,11 @@ fn memory_element() -> Element {
     Element::new("memoryBacking").child(source).child(access)
 }
 
-/// The element of a domain for a disk at a socket.
-fn disk_element(socket: &Path, disk: &ServedDisk) -> Element {
-    let path = socket.display();
+/// The element of a domain for a disk with a socket at an absolute path.
+fn disk_element(path: &Path, socket: &DiskSocket) -> Element {
+    let path = path.display();
     let mut source = Element::new("source").attribute("type", "unix").attribute("path", path);
-    if disk.can_reconnect {
+    if socket.reconnect {
         let reconnect = Element::new("reconnect");
         source = source.child(reconnect.attribute("enabled", "yes").attribute("timeout", 1));
     }
@@ -189,7 +157,7 @@ fn disk_element(socket: &Path, disk: &ServedDisk) -> Element {
     disk.child(driver).child(source).child(target)
 }
 
-/// The warning of an event, if it needs one. `is_shared`: the process serves several disks.
+/// The warning of an event, if it needs one. `is_shared`: the process may serve several disks.
 fn warning_of(event: &VhostUserEvent<'_>, is_shared: bool) -> Option<String> {
     match event {
         VhostUserEvent::RequestFailed {
@@ -226,19 +194,9 @@ fn warning_of(event: &VhostUserEvent<'_>, is_shared: bool) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
+    use holdfast_engine::{DiskSocket, ExportStatus, TrafficStatus};
 
-    use holdfast_engine::ServedDisk;
-
-    use super::{ServedWords, lines, parse_queues};
-
-    #[test]
-    fn images_and_snapshots_are_told_apart() {
-        let words = ["web1", "web1:vda", "./web1", "/srv/a.qcow2", "b.vdi"].map(OsString::from);
-        let parsed = ServedWords::parse(&words).unwrap();
-        assert_eq!(parsed.snapshots.len(), 2);
-        assert_eq!(parsed.images.len(), 3);
-    }
+    use super::{lines, parse_queues};
 
     #[test]
     fn the_number_of_queues_is_bounded() {
@@ -250,23 +208,27 @@ mod tests {
 
     #[test]
     fn the_lines_are_ready_for_use() {
-        let disk = ServedDisk {
-            socket: "/run/a'b.sock".into(),
+        let mut disk = ExportStatus {
+            name: "web1/vda".to_owned(),
             description: "vda of web1".to_owned(),
             size_bytes: 1 << 30,
-            is_writable: true,
-            can_reconnect: true,
+            writable: true,
+            addresses: vec!["/run/a'b.sock".to_owned()],
+            socket: Some(DiskSocket {
+                path: "/run/a'b.sock".into(),
+                reconnect: true,
+            }),
+            clients: Vec::new(),
+            traffic: TrafficStatus::default(),
+            cache: None,
         };
-        let text = lines(&disk);
+        let text = lines(std::slice::from_ref(&disk));
         assert!(text.contains("path=/run/a'b.sock,reconnect=1 "), "{text}");
         assert!(
             text.contains("path='/run/a&apos;b.sock'><reconnect enabled='yes' timeout='1'/></source>"),
             "{text}"
         );
-        let once = ServedDisk {
-            can_reconnect: false,
-            ..disk
-        };
-        assert!(!lines(&once).contains("reconnect"));
+        disk.socket.as_mut().unwrap().reconnect = false;
+        assert!(!lines(&[disk]).contains("reconnect"));
     }
 }
