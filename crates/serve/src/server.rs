@@ -16,7 +16,6 @@ pub(crate) mod budget;
 pub(crate) mod client;
 pub(crate) mod connections;
 pub(crate) mod dispatch;
-pub(crate) mod ending;
 pub(crate) mod export_device;
 pub(crate) mod limits;
 pub(crate) mod listen;

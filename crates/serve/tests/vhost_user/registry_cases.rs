@@ -8,7 +8,7 @@ use holdfast_block::{BlockDevice as _, FaultyDevice, MemoryDevice, RequestKind, 
 use holdfast_serve::registry::{ClientProtocol, ExportOptions, RegisteredExport, Registry, Removal};
 use holdfast_serve::vhost_user::{AcceptedWrites, ExportDevice, Limits, Listener, VhostUserExport};
 
-use crate::front_end::{TestServer, device, options, pause_ms};
+use crate::front_end::{Guest, TestServer, device, options};
 use crate::successors::reconnect;
 
 const FORCED: Removal = Removal::Forced {
@@ -83,13 +83,11 @@ fn a_withdrawn_disk_has_no_socket() {
         .server
         .listen(server.disk, Listener::unix(&path, &clock).unwrap())
         .unwrap();
-    let connected = UnixStream::connect(&path).unwrap();
-    while server.server.connection_count() == 0 {
-        pause_ms(1);
-    }
+    let mut guest = Guest::start(UnixStream::connect(&path).unwrap(), u64::MAX);
     server.server.withdraw(server.disk);
     assert!(!path.exists());
     assert!(UnixStream::connect(&path).is_err());
-    drop(connected);
-    server.wait_for_event("ByFrontEnd");
+    assert_eq!(guest.request(0, 0, &[], 512).data, [0; 512], "its machine continues");
+    drop(guest);
+    server.wait_for_event("Disconnected");
 }

@@ -4,7 +4,7 @@ use std::net::Shutdown;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::registry::ClientSession;
+use super::ClientSession;
 use crate::stream::SocketStream;
 
 /// Ends the session of a client whose export is removed.
