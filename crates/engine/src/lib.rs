@@ -57,7 +57,7 @@ pub use capture::{CaptureOptions, MachineBackupReport};
 pub use container::{
     Consistency, ContainerMount, ContainerMountRequest, ContainerMounter, ContainerPlace, ContainerState,
     ContainerTraffic, ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind,
-    FreezerLauncher, Growth, MountedDisk, MountedSnapshot, ServeUntil, SnapshotDeletion, SnapshotRequest,
+    FreezerLauncher, Growth, MountedDisk, MountedSnapshot, RootFiller, ServeUntil, SnapshotDeletion, SnapshotRequest,
     SnapshotServeRequest, SnapshotState, TakenSnapshot, UnmountedContainer, container_state, create_container,
     delete_snapshots, fold_layers, grow_container, mount_snapshot, plan_container_switch, serve_container,
     serve_freezer, switch_container, take_snapshot, trim_container, unmount_container, unmount_snapshot,
@@ -118,7 +118,7 @@ pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
     CloneError, ContainerContentError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError,
-    NameTaken, Refusal, ResolveError, ScratchOverrun, ServerFailure, SnapshotChoiceError, TemplateError,
+    NameTaken, Refusal, ResolveError, ScratchOverrun, ServerFailure, ServingError, SnapshotChoiceError, TemplateError,
     VirtualBoxError, XenBackupError,
 };
 pub use job::{

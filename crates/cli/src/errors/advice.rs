@@ -15,7 +15,7 @@ mod templates;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{Error as JobError, ResolveError, SnapshotChoiceError};
+use holdfast_engine::{Error as JobError, ResolveError, ServingError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
@@ -210,22 +210,22 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Usage,
             "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
         ),
-        JobError::ExportNameInUse { .. } => advice(
+        JobError::Serving(ServingError::NameInUse { .. }) => advice(
             Exit::Error,
             Kind::Exists,
             "give an image another name with NAME=IMAGE or --machine; serve a snapshot once",
         ),
-        JobError::ServedWithoutRepository => advice(
+        JobError::Serving(ServingError::NoRepository) => advice(
             Exit::Error,
             Kind::NoRepository,
             "start the server with --repository, or serve an image",
         ),
-        JobError::StandardInputServed | JobError::UnknownImageFormat { .. } => advice(
+        JobError::Serving(ServingError::StandardInput | ServingError::UnknownFormat { .. }) => advice(
             Exit::Usage,
             Kind::Usage,
             "give the path of an image, and one of the formats of image info",
         ),
-        JobError::Registry(_) => refused("holdfast serve list shows the exports"),
+        JobError::Serving(ServingError::Registry(_)) => refused("holdfast serve list shows the exports"),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,

@@ -166,7 +166,7 @@ pub fn delete_snapshots(place: &ContainerPlace, names: &[String], job: Job<'_>) 
     match Access::open(place, job)? {
         Access::Online(mut client) => {
             let names = names.to_vec();
-            deletion_of(client.call(ControlRequest::Delete { names }, job)?, place)
+            deletion_of(&client.call(ControlRequest::Delete { names }, job)?, place)
         }
         Access::Offline(offline) => {
             let tree = offline.chain.tree();
@@ -183,7 +183,7 @@ pub fn delete_snapshots(place: &ContainerPlace, names: &[String], job: Job<'_>) 
 /// Those of [`delete_snapshots`].
 pub fn fold_layers(place: &ContainerPlace, job: Job<'_>) -> Result<SnapshotDeletion> {
     match Access::open(place, job)? {
-        Access::Online(mut client) => deletion_of(client.call(ControlRequest::Collapse {}, job)?, place),
+        Access::Online(mut client) => deletion_of(&client.call(ControlRequest::Collapse {}, job)?, place),
         Access::Offline(offline) => collapse(&offline.chain, job),
     }
 }
@@ -199,14 +199,14 @@ fn collapse(chain: &LiveChain, job: Job<'_>) -> Result<SnapshotDeletion> {
     })
 }
 
-fn deletion_of(result: ControlResult, place: &ContainerPlace) -> Result<SnapshotDeletion> {
+fn deletion_of(result: &ControlResult, place: &ContainerPlace) -> Result<SnapshotDeletion> {
     match result {
         ControlResult::Collapsed {
             merged_count,
             removed_count,
         } => Ok(SnapshotDeletion {
-            merged_count,
-            removed_count,
+            merged_count: *merged_count,
+            removed_count: *removed_count,
         }),
         _ => Err(unexpected(place)),
     }

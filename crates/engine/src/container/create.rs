@@ -13,6 +13,9 @@ use super::serve::{ContainerMounter, MountedDisk, unmount_container};
 use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
 
+/// Fills the root folder of a new container, and returns facts to record.
+pub type RootFiller<'a> = dyn FnMut(&Path) -> Result<BTreeMap<String, String>> + 'a;
+
 /// A container to create.
 pub struct CreateContainerRequest<'a> {
     /// Its folder, which must not exist.
@@ -52,7 +55,7 @@ pub struct CreateContainerReport {
 /// The folder exists, or a step fails; nothing is left then.
 pub fn create_container(
     request: &CreateContainerRequest<'_>,
-    fill: Option<&mut dyn FnMut(&Path) -> Result<BTreeMap<String, String>>>,
+    fill: Option<&mut RootFiller<'_>>,
     job: Job<'_>,
 ) -> Result<CreateContainerReport> {
     let folder = &request.folder;
@@ -99,7 +102,7 @@ fn remove_partial(partial: &Path) -> std::io::Result<()> {
 fn create_at(
     folder: &Path,
     request: &CreateContainerRequest<'_>,
-    fill: Option<&mut dyn FnMut(&Path) -> Result<BTreeMap<String, String>>>,
+    fill: Option<&mut RootFiller<'_>>,
     job: Job<'_>,
 ) -> Result<()> {
     let on = |error: holdfast_image::Error| Error::from(error).on(folder);

@@ -28,7 +28,7 @@ pub use change::{
     trim_container,
 };
 pub use control::Consistency;
-pub use create::{CreateContainerReport, CreateContainerRequest, create_container};
+pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, create_container};
 pub use freezer::{FreezerLauncher, serve_freezer};
 pub use place::ContainerPlace;
 pub use serve::{

@@ -108,7 +108,7 @@ struct ControlServer<'a> {
 }
 
 impl ControlServer<'_> {
-    fn accept<'scope, 'env>(&'scope self, listener: &UnixListener, scope: &'scope std::thread::Scope<'scope, 'env>) {
+    fn accept<'scope>(&'scope self, listener: &UnixListener, scope: &'scope std::thread::Scope<'scope, '_>) {
         while !self.is_ended.load(Ordering::Acquire) {
             match listener.accept() {
                 Ok((stream, _)) if self.connection_count.load(Ordering::Acquire) < CONNECTION_COUNT_MAX => {

@@ -40,6 +40,7 @@ use self::iscsi::IscsiOptions;
 use self::vhost_user::{VhostUserDisks, VhostUserOptions};
 use crate::SnapshotName;
 use crate::image::source::{DiskOrigin, SourceName};
+use crate::job::error::ServingError;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::repository::removed::keep_readable;
 
@@ -263,12 +264,11 @@ impl RunningServer<'_> {
         let job = self.opener.job;
         let mut watch = ChangeWatch::new(job.clock);
         while job.interrupt.check().is_ok() {
-            let request = match &self.control {
-                Some(control) => control.receive(LOOK_INTERVAL),
-                None => {
-                    job.clock.sleep(LOOK_INTERVAL);
-                    None
-                }
+            let request = if let Some(control) = &self.control {
+                control.receive(LOOK_INTERVAL)
+            } else {
+                job.clock.sleep(LOOK_INTERVAL);
+                None
             };
             if let Some(pending) = request
                 && self.answer(pending) == Next::Stop
@@ -334,7 +334,7 @@ fn added_source(added: &AddedExport) -> Result<ServeSource> {
         } => {
             let known = |name: &String| {
                 let format = Format::from_name(name);
-                format.ok_or_else(|| Error::UnknownImageFormat { name: name.clone() })
+                format.ok_or_else(|| ServingError::UnknownFormat { name: name.clone() })
             };
             let options = OpenOptions {
                 format: format.as_ref().map(known).transpose()?,
@@ -372,9 +372,11 @@ pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome 
 
 fn control_error(error: &Error) -> ControlError {
     let kind = match error {
-        Error::ExportNameInUse { .. } | Error::Registry(RegistryError::NameInUse { .. }) => ControlErrorKind::Exists,
-        Error::Registry(RegistryError::NotFound { .. }) => ControlErrorKind::NotFound,
-        Error::Registry(RegistryError::InUse { .. }) => ControlErrorKind::InUse,
+        Error::Serving(ServingError::NameInUse { .. } | ServingError::Registry(RegistryError::NameInUse { .. })) => {
+            ControlErrorKind::Exists
+        }
+        Error::Serving(ServingError::Registry(RegistryError::NotFound { .. })) => ControlErrorKind::NotFound,
+        Error::Serving(ServingError::Registry(RegistryError::InUse { .. })) => ControlErrorKind::InUse,
         _ => ControlErrorKind::Failed,
     };
     ControlError {

@@ -229,7 +229,9 @@ impl Target {
             .values_mut()
             .map(|session| session.places.remove(&number))
             .collect();
-        units.values().for_each(|unit| unit.attend_all(LUNS_CHANGED));
+        for unit in units.values() {
+            unit.attend_all(LUNS_CHANGED);
+        }
         drop(state);
         drop(left);
         UnitsLeft::Some

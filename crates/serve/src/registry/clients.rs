@@ -49,6 +49,13 @@ pub struct ClientEntry {
     pub since: Duration,
 }
 
+/// Whether clients prevent that an export is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Closing {
+    IfUnused,
+    Forced,
+}
+
 /// The session of a client, which a forced removal ends.
 pub trait ClientSession: Send + Sync {
     /// Ends the session as the protocol provides: requests in progress are completed and answered. Returns at once, and
@@ -133,11 +140,10 @@ impl Clients {
         self.lock().is_closed
     }
 
-    /// Lets no further client enter. Without `even_if_used`, only if there is none; returns the number of clients that
-    /// prevent it.
-    pub(super) fn close(&self, is_forced: bool) -> Result<(), usize> {
+    /// Lets no further client enter. Returns the number of clients that prevent it.
+    pub(super) fn close(&self, closing: Closing) -> Result<(), usize> {
         let mut table = self.lock();
-        if !is_forced && !table.entries.is_empty() {
+        if closing == Closing::IfUnused && !table.entries.is_empty() {
             return Err(table.entries.len());
         }
         table.is_closed = true;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, Error as DeviceError};
 
-use super::clients::{ClientEntry, ClientHandle, ClientSession, Clients};
+use super::clients::{ClientEntry, ClientHandle, ClientSession, Clients, Closing};
 use super::counters::{CacheUse, Traffic};
 use super::device::CountedDevice;
 use crate::server::export_device::{Absent, ExportDevice};
@@ -267,14 +267,14 @@ impl Registry {
         let export = self
             .find(name)
             .ok_or_else(|| RegistryError::NotFound { name: named() })?;
-        let (is_forced, patience) = match removal {
-            Removal::IfUnused => (false, Duration::ZERO),
-            Removal::Forced { patience } => (true, patience),
+        let (closing, patience) = match removal {
+            Removal::IfUnused => (Closing::IfUnused, Duration::ZERO),
+            Removal::Forced { patience } => (Closing::Forced, patience),
         };
         let ended_client_count = export.clients().len();
         export
             .clients
-            .close(is_forced)
+            .close(closing)
             .map_err(|client_count| RegistryError::InUse {
                 name: named(),
                 client_count,

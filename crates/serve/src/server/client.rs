@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use holdfast_block::Clock;
 
 use super::budget::Budget;
+use super::client_key::ClientKey;
 use super::limits::Limits;
 use super::outbox::{Outbox, WorkerQuota};
 use super::peer::Peer;
@@ -49,13 +50,6 @@ impl ServerCore {
     pub(super) fn begin_stop(&self) {
         self.is_stopping.store(true, Ordering::Relaxed);
     }
-}
-
-/// The share of workers and memory that a request counts for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ClientKey {
-    pub(crate) origin: Origin,
-    pub(crate) connection: u64,
 }
 
 /// A connected client of a server whose replies are `B`.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::client::ClientKey;
+use super::client_key::ClientKey;
 use crate::stream::Origin;
 
 /// A unit of work.
@@ -184,7 +184,7 @@ impl Workers {
 mod tests {
     use std::sync::mpsc;
 
-    use super::super::client::ClientKey;
+    use super::super::client_key::ClientKey;
     use super::Workers;
     use crate::stream::Origin;
 

@@ -24,7 +24,7 @@ use super::inflight::{InflightQueue, ServerNumber};
 use super::load::{Busy, Load};
 use super::memory::{GuestMap, SharedMemory};
 use super::notification::read_counter;
-use crate::server::client::ClientKey;
+use crate::server::client_key::ClientKey;
 use crate::server::dispatch::{Dispatch, DispatchPolicy, Work};
 use crate::server::peer::Peer;
 use crate::server::workers::Workers;

@@ -14,7 +14,7 @@ verbs! {
     pub(crate) enum ImageFileVerb {
         /// Inspect, check, convert, create and resize disk images
         "image" => Image(image::ImageArgs),
-        /// Create, mount, snapshot and resize containers: disks in a folder, with snapshots while they are used
+        /// Create, mount and snapshot containers: disks in a folder
         "container" => Container(container::ContainerArgs),
         /// Import a machine from an archive (OVA, XVA, VMA)
         "import" => Import(import::ImportArgs),

@@ -1,7 +1,13 @@
 //! Containers: disks in a folder, with snapshots while they are used.
 
+#![expect(
+    clippy::print_stdout,
+    reason = "a failed test needs its seed and the messages of the supervisor"
+)]
+
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -16,7 +22,7 @@ use crate::program::stderr;
 use crate::rig::{Rig, noise};
 
 /// Kills of a normal run. `HOLDFAST_KILLS` is the number of the long one.
-const KILLS_OF_TEST: u64 = 12;
+const KILLS_OF_TEST: u64 = 9;
 const KILLS_OF_TORTURE: u64 = 1000;
 
 /// Only root can mount a file system.
@@ -27,14 +33,14 @@ fn is_root() -> bool {
 /// A container that is unmounted on drop.
 struct Container<'a> {
     rig: &'a Rig,
-    name: &'static str,
+    name: &'a str,
     point: MountPoint,
     /// The supervisor, if it is in the foreground.
     supervisor: Option<Child>,
 }
 
 impl<'a> Container<'a> {
-    fn mount(rig: &'a Rig, name: &'static str) -> Self {
+    fn mount(rig: &'a Rig, name: &'a str) -> Self {
         let point = MountPoint::new(rig, &format!("{name}-mnt"));
         rig.ok(&["container", "mount", name, text(&point.path("."))]);
         Self {
@@ -46,7 +52,7 @@ impl<'a> Container<'a> {
     }
 
     /// The messages of the supervisor are those of the test.
-    fn mount_in_foreground(rig: &'a Rig, name: &'static str) -> Self {
+    fn mount_in_foreground(rig: &'a Rig, name: &'a str) -> Self {
         let point = MountPoint::new(rig, &format!("{name}-mnt"));
         let folder = point.path(".");
         let words = ["container", "mount", name, text(&folder), "--foreground"];
@@ -306,6 +312,38 @@ fn a_container_grows_with_its_file_system() {
     let size = rustix::fs::statvfs(container.point.path(".")).unwrap();
     assert!(size.f_blocks * size.f_frsize > 40 << 20);
     wait_for("the growth is recorded", || container.info()["growth_pending"] == false);
+}
+
+#[test]
+fn a_container_is_filled_from_a_folder_or_an_archive() {
+    if !is_root() {
+        return;
+    }
+    let rig = Rig::empty();
+    rig.write("root/etc/hostname", b"web1\n");
+    rig.write("root/srv/data", &noise(300_000, 5));
+    let (root, archive) = (rig.path("root"), rig.path("root.tar"));
+    system("chown", &["12:34", text(&rig.path("root/srv/data"))]).unwrap();
+    system("tar", &["-C", text(&root), "-cf", text(&archive), "."]).unwrap();
+    for (name, source) in [("web1", "root"), ("web2", "root.tar")] {
+        let created = rig.report(&["container", "create", name, "32M", "--from", source]);
+        assert_eq!(created["file_count"], 2, "{created}");
+        let container = Container::mount(&rig, name);
+        assert_eq!(container.point.read("etc/hostname"), b"web1\n");
+        assert!(container.point.read("srv/data") == noise(300_000, 5));
+        let owner = std::fs::metadata(container.point.path("srv/data")).unwrap();
+        assert_eq!((owner.uid(), owner.gid()), (12, 34));
+        assert!(container.info()["source"].as_str().unwrap().ends_with(source));
+    }
+    // Nothing is left of a container that cannot be filled.
+    rig.write("broken.tar", &noise(5000, 6));
+    rig.run(&["container", "create", "web3", "32M", "--from", "broken.tar"]);
+    let left: Vec<String> = rig
+        .names(".")
+        .into_iter()
+        .filter(|name| name.contains("web3"))
+        .collect();
+    assert_eq!(left, [""; 0]);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod machine_restore;
 mod name_taken;
 mod resolve;
 mod scratch;
+mod serving;
 mod template;
 mod virtualbox;
 mod xen;
@@ -36,6 +37,7 @@ pub use name_taken::NameTaken;
 pub(crate) use resolve::PREFIX_DIGITS_MIN;
 pub use resolve::ResolveError;
 pub use scratch::ScratchOverrun;
+pub use serving::ServingError;
 pub use template::TemplateError;
 pub use virtualbox::VirtualBoxError;
 pub use xen::XenBackupError;
@@ -206,27 +208,9 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
-    /// An export of the server has this name already.
-    #[error("an export is named {name:?} already")]
-    ExportNameInUse {
-        /// The name.
-        name: String,
-    },
-    /// There is no such image format.
-    #[error("{name:?} is not an image format")]
-    UnknownImageFormat {
-        /// The name.
-        name: String,
-    },
-    /// Standard input cannot be served: clients read at any offset.
-    #[error("standard input cannot be served")]
-    StandardInputServed,
-    /// A snapshot is served only if a repository is open.
-    #[error("snapshots need a repository, and the server has none")]
-    ServedWithoutRepository,
-    /// The exports of a server could not be changed.
+    /// What is to be served cannot be served.
     #[error(transparent)]
-    Registry(#[from] holdfast_serve::registry::RegistryError),
+    Serving(#[from] ServingError),
     /// Another process writes to a device that is the target of a restore.
     #[error("{} is in use: process {process} ({program}) has it open for writing", path.display())]
     DeviceInUse {
@@ -506,7 +490,7 @@ pub enum Error {
     /// A request of a program on another host cannot be fulfilled.
     #[error("{reason}")]
     Peer {
-        /// Why.
+        /** Why. */
         reason: String,
     },
     /// Standard output could not be written.

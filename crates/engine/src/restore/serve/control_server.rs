@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
 use holdfast_serve::lines::{LineLimits, LineServer};
@@ -87,10 +87,7 @@ impl ControlServer {
 
     /// Waits for a request for at most `patience`.
     pub(super) fn receive(&self, patience: Duration) -> Option<PendingRequest> {
-        match self.pending.recv_timeout(patience) {
-            Ok(request) => Some(request),
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => None,
-        }
+        self.pending.recv_timeout(patience).ok()
     }
 }
 

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use super::layered::OverlayLayer;
 use crate::SnapshotName;
 use crate::image::source::OpenSource;
+use crate::job::error::ServingError;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::machine::state::scratch::unnamed_file;
 use crate::notes::is_memory;
@@ -152,7 +153,7 @@ impl ExportNames {
             group: format!("{machine}.{id}"),
         };
         if is_in_use(&long.export) {
-            return Err(Error::ExportNameInUse { name: long.export });
+            return Err(ServingError::NameInUse { name: long.export }.into());
         }
         Ok(long)
     }

@@ -20,7 +20,8 @@ use super::vhost_user::{DiskSource, VhostUserDisks};
 use super::{ServeSource, SourceChoice};
 use crate::SnapshotName;
 use crate::image::source::OpenSource;
-use crate::job::{Error, Job, Result};
+use crate::job::error::ServingError;
+use crate::job::{Job, Result};
 
 /// The interval between two checks whether served images have changed.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(5);
@@ -141,7 +142,7 @@ impl ServedExports {
         let is_registered = |name: &str| self.registry.find(name).is_some();
         let mut disks = Vec::new();
         if !names.is_empty() {
-            let repository = opener.repository.ok_or(Error::ServedWithoutRepository)?;
+            let repository = opener.repository.ok_or(ServingError::NoRepository)?;
             let selection = DiskSelection {
                 names: &names,
                 zone: opener.zone,

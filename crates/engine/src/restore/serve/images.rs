@@ -11,6 +11,7 @@ use holdfast_serve::vhost_user::AcceptedWrites;
 
 use super::disks::{ClientWrites, NameInUse, OpenDisk, Overlay};
 use crate::image::source::{DiskOrigin, OpenSource, SourceName};
+use crate::job::error::ServingError;
 use crate::job::{Error, Job, Result};
 
 /// An image to serve.
@@ -36,7 +37,7 @@ pub(super) struct ImageSelection<'a> {
 /// Opens an image. With [`ClientWrites::InPlace`], it is locked, and clients change it.
 pub(super) fn open_image(image: &ServedImage, selection: ImageSelection<'_>, job: Job<'_>) -> Result<OpenDisk> {
     let DiskOrigin::Path(path) = &image.source.origin else {
-        return Err(Error::StandardInputServed);
+        return Err(ServingError::StandardInput.into());
     };
     let name = match &image.source.disk {
         Some(disk) => disk.to_string(),
@@ -49,7 +50,7 @@ pub(super) fn open_image(image: &ServedImage, selection: ImageSelection<'_>, job
     };
     // Before the image is opened: a writable one is locked.
     if (selection.is_in_use)(&export) {
-        return Err(Error::ExportNameInUse { name: export });
+        return Err(ServingError::NameInUse { name: export }.into());
     }
     let options = with_format(path, &image.options)?;
     let opened = match selection.writes {

@@ -115,22 +115,7 @@ fn run_session(
         port: logged_in.initiator.clone(),
     };
     let exchange = Arc::new(Exchange::new(numbers));
-    let session = EnteredSession {
-        nexus: nexus.clone(),
-        entry: ClientEntry {
-            protocol: ClientProtocol::Iscsi,
-            peer: client.peer.name.clone(),
-            name: Some(logged_in.initiator.name.clone()),
-            since: shared.core.clock.now(),
-        },
-        ending: Arc::new(SessionEnding {
-            exchange: Arc::clone(&exchange),
-            outbox: Arc::clone(&client.outbox),
-            stream: Arc::clone(&client.stream),
-            digests: logged_in.parameters.digests,
-            is_asked: AtomicBool::new(false),
-        }),
-    };
+    let session = entered_session(shared, client, logged_in, &exchange);
     let _place = SessionPlace {
         shared,
         target,
@@ -165,6 +150,34 @@ fn run_session(
     // The session lasts until the workers have finished its tasks: a session that replaces it must not overtake them.
     client.outbox.wait_until_empty();
     reason
+}
+
+/// The session as its target knows it.
+fn entered_session(
+    shared: &TargetShared,
+    client: &ConnectedInitiator,
+    logged_in: &LoggedIn,
+    exchange: &Arc<Exchange>,
+) -> EnteredSession {
+    EnteredSession {
+        nexus: Nexus {
+            id: client.peer.connection,
+            port: logged_in.initiator.clone(),
+        },
+        entry: ClientEntry {
+            protocol: ClientProtocol::Iscsi,
+            peer: client.peer.name.clone(),
+            name: Some(logged_in.initiator.name.clone()),
+            since: shared.core.clock.now(),
+        },
+        ending: Arc::new(SessionEnding {
+            exchange: Arc::clone(exchange),
+            outbox: Arc::clone(&client.outbox),
+            stream: Arc::clone(&client.stream),
+            digests: logged_in.parameters.digests,
+            is_asked: AtomicBool::new(false),
+        }),
+    }
 }
 
 /// The place of a session in its target and among the sessions of the server. It is left when this is dropped, even if

@@ -45,6 +45,7 @@ pub(super) struct ExportDocument {
 
 /// Rates between two samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(clippy::struct_field_names, reason = "the unit is part of the documented keys")]
 struct RatesDocument {
     reads_per_second: u64,
     read_bytes_per_second: u64,

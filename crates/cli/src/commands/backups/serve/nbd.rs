@@ -43,6 +43,7 @@ pub(super) struct NbdArgs {
 
 /// Encryption of NBD.
 #[derive(Debug, clap::Args)]
+#[expect(clippy::struct_field_names, reason = "the names are those of the options")]
 pub(super) struct TlsArgs {
     /// Encrypt NBD connections: the server's certificate, in PEM
     #[arg(long, value_name = "FILE", requires = "tls_key")]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use holdfast_engine::{
     AddedExport, AddedExports, AddedWrites, ClientWrites, ServeSource, ServedImage, SourceChoice, SourceName,
 };
-use holdfast_engine::{DiskOrigin, SnapshotName};
+use holdfast_engine::{DiskOrigin, ServingError, SnapshotName};
 use holdfast_image::{Format, OpenOptions};
 
 use crate::args::parse_format;
@@ -103,7 +103,7 @@ impl SourceArgs {
         }
         let source = SourceName::parse(word.as_ref())?;
         let DiskOrigin::Path(path) = source.origin else {
-            return Err(holdfast_engine::Error::StandardInputServed.into());
+            return Err(holdfast_engine::Error::from(ServingError::StandardInput).into());
         };
         let allow = self.allow.iter().map(|path| absolute(path));
         Ok(AddedExport::Image {

@@ -37,13 +37,7 @@ impl Verb for DeleteArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let place = self.container.place(context)?;
-        delete(
-            &place,
-            self.snapshots.clone(),
-            self.dry_run,
-            "container delete",
-            context,
-        )
+        delete(&place, &self.snapshots, self.dry_run, "container delete", context)
     }
 }
 
@@ -53,14 +47,14 @@ fn tree_of(place: &ContainerPlace) -> Result<ContainerTree, Error> {
 
 fn delete(
     place: &ContainerPlace,
-    names: Vec<String>,
+    names: &[String],
     dry_run: bool,
     command: &'static str,
     context: &Context,
 ) -> Result<Exit, Error> {
     let tree = tree_of(place)?;
     let mut found = Vec::new();
-    for name in &names {
+    for name in names {
         let id = tree.find_snapshot(name).map_err(holdfast_engine::Error::from)?;
         found.push(tree.name_of(id));
     }
@@ -69,7 +63,7 @@ fn delete(
     } else if found.is_empty() {
         context.work(1, |job| fold_layers(place, job))?
     } else {
-        context.work(1, |job| delete_snapshots(place, &names, job))?
+        context.work(1, |job| delete_snapshots(place, names, job))?
     };
     context.report(&SnapshotsDeleted {
         command,
@@ -168,11 +162,11 @@ impl Verb for MergeArgs {
         };
         let visible = tree.snapshots();
         let is_visible = |id| visible.iter().any(|(known, _)| *known == id);
-        let names = top.map_or_else(Vec::new, |top| {
+        let names: Vec<String> = top.map_or_else(Vec::new, |top| {
             let below = tree.chain_of(top).into_iter().skip(1).map(|layer| layer.id);
             below.filter(|id| is_visible(*id)).map(|id| id.to_string()).collect()
         });
-        delete(&place, names, self.dry_run, "container merge", context)
+        delete(&place, &names, self.dry_run, "container merge", context)
     }
 }
 

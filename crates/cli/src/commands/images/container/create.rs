@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use holdfast_engine::{
-    ContainerError, ContainerPlace, CreateContainerRequest, FileSystemKind, MountedDisk, create_container,
+    ContainerError, ContainerPlace, ContentSource, CreateContainerRequest, FileSystemKind, FillReport, ImageChoice,
+    MountedDisk, TarInput, create_container, fill_root,
 };
 use holdfast_image::Format;
 use serde::Serialize;
@@ -15,7 +16,7 @@ use super::{container_tools, started};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report};
 use crate::units;
@@ -35,6 +36,12 @@ pub(super) struct CreateContainerArgs {
     /// The format of the layers: qcow2, or parallels for disks that ploop and Virtuozzo can use
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LayerFormatArg::Qcow2)]
     format: LayerFormatArg,
+    /// Fill it from a folder, a tar archive (- is standard input), or an OCI image layout
+    #[arg(long, value_name = "SOURCE")]
+    from: Option<PathBuf>,
+    /// The image in the layout, by its tag [default: the only one]
+    #[arg(long, value_name = "TAG", requires = "from")]
+    image: Option<String>,
     /// Check everything, and show what would be made; make nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -72,6 +79,14 @@ impl Verb for CreateContainerArgs {
             line: "holdfast container create /srv/web1 20G",
         },
         Example {
+            wish: "Create a container from an image that skopeo has copied to an OCI layout",
+            line: "holdfast container create /srv/web1 20G --from /var/lib/images/nginx --image stable",
+        },
+        Example {
+            wish: "Create a container from a tar archive",
+            line: "holdfast container create /srv/web1 20G --from rootfs.tar.zst",
+        },
+        Example {
             wish: "Create a disk that the tools of Virtuozzo can use",
             line: "holdfast container create /vz/private/101/root.hdd 20G --format parallels",
         },
@@ -94,7 +109,9 @@ impl Verb for CreateContainerArgs {
             size_bytes: self.size.next_multiple_of(512),
             format: format.name(),
             filesystem: self.filesystem.kind().map(FileSystemKind::name),
+            file_count: None,
         };
+        self.check_source()?;
         if self.dry_run {
             if folder.symlink_metadata().is_ok() {
                 return Err(holdfast_engine::Error::from(ContainerError::Exists { folder }).into());
@@ -118,9 +135,102 @@ impl Verb for CreateContainerArgs {
                 started(context.serve_in_background(words, folder, None))
             },
         };
-        context.work(1, |job| create_container(&request, None, job))?;
-        context.report(&created)
+        let file_count = self.create(&request, context)?;
+        context.report(&ContainerCreated { file_count, ..created })
     }
+}
+
+impl CreateContainerArgs {
+    fn check_source(&self) -> Result<(), Error> {
+        if self.from.is_none() {
+            return Ok(());
+        }
+        if self.filesystem == FileSystemArg::None {
+            return Err(Error::usage(
+                "--from needs a file system",
+                "remove --filesystem none, or --from",
+            ));
+        }
+        if rustix::process::geteuid().is_root() {
+            return Ok(());
+        }
+        Err(Error::refused(
+            Kind::Permission,
+            "only root can fill a container",
+            "run it as root, or create the container without --from",
+        ))
+    }
+
+    /// Creates the container, and returns the number of files that it was filled with.
+    fn create(&self, request: &CreateContainerRequest<'_>, context: &Context) -> Result<Option<u64>, Error> {
+        let Some(from) = &self.from else {
+            context.work(1, |job| create_container(request, None, job))?;
+            return Ok(None);
+        };
+        let mut filled = None;
+        context.work(1, |job| {
+            let mut fill = |root: &Path| {
+                let report = fill_root(root, self.source(from), job)?;
+                let facts = facts_of(from, &report);
+                filled = Some(report);
+                Ok(facts)
+            };
+            create_container(request, Some(&mut fill), job)
+        })?;
+        let Some(report) = filled else { return Ok(None) };
+        for loss in &report.losses {
+            context.console().warning(&format!("{}: {}", loss.path, loss.reason));
+        }
+        let unlisted = report.loss_count - report.losses.len() as u64;
+        if unlisted > 0 {
+            context
+                .console()
+                .warning(&format!("{unlisted} more were not carried over"));
+        }
+        Ok(Some(report.counts.file_count))
+    }
+
+    fn source(&self, from: &Path) -> ContentSource {
+        if self.image.is_some() || from.join("oci-layout").is_file() {
+            return ContentSource::Image {
+                layout: from.to_owned(),
+                choice: ImageChoice {
+                    reference: self.image.clone(),
+                    ..ImageChoice::default()
+                },
+            };
+        }
+        if from == Path::new("-") {
+            return ContentSource::Tar(TarInput::Stream(Box::new(std::io::stdin())));
+        }
+        if from.is_dir() {
+            return ContentSource::Directory(from.to_owned());
+        }
+        ContentSource::Tar(TarInput::File(from.to_owned()))
+    }
+}
+
+/// What a container records of its source.
+fn facts_of(from: &Path, report: &FillReport) -> BTreeMap<String, String> {
+    let mut facts = BTreeMap::from([("source".to_owned(), from.display().to_string())]);
+    if let Some(image) = &report.image {
+        let document = serde_json::json!({
+            "reference": image.reference,
+            "digest": image.digest,
+            "platform": image.platform,
+            "environment": image.environment,
+            "entrypoint": image.entrypoint,
+            "command": image.command,
+            "user": image.user,
+            "working_directory": image.working_directory,
+            "exposed_ports": image.exposed_ports,
+            "volumes": image.volumes,
+            "stop_signal": image.stop_signal,
+            "labels": image.labels,
+        });
+        facts.insert("oci.config".to_owned(), document.to_string());
+    }
+    facts
 }
 
 /// Report of `container create`.
@@ -131,6 +241,8 @@ struct ContainerCreated {
     size_bytes: u64,
     format: &'static str,
     filesystem: Option<&'static str>,
+    /// Files that it was filled with.
+    file_count: Option<u64>,
 }
 
 impl Report for ContainerCreated {
@@ -151,5 +263,8 @@ impl Report for ContainerCreated {
             self.format,
             self.filesystem.unwrap_or("without a file system")
         ));
+        if let Some(count) = self.file_count {
+            page.line(&format!("filled with {}", units::counted(count, "file", "files")));
+        }
     }
 }

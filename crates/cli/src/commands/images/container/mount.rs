@@ -97,17 +97,14 @@ impl MountContainerArgs {
                 "use --disk to get its disk as a raw file, or run it as root",
             ));
         }
-        let (size_bytes, filesystem) = match &self.snapshot {
-            Some(snapshot) => {
-                let snapshot = MountedSnapshot::open(place, snapshot, self.mounted_disk())?;
-                (snapshot.size_bytes(), snapshot.file_system())
-            }
-            None => {
-                let tools = container_tools(context);
-                let request = self.request(folder, context)?;
-                let mount = ContainerMount::open(&request, &tools)?;
-                (mount.size_bytes(), mount.file_system())
-            }
+        let (size_bytes, filesystem) = if let Some(snapshot) = &self.snapshot {
+            let snapshot = MountedSnapshot::open(place, snapshot, self.mounted_disk())?;
+            (snapshot.size_bytes(), snapshot.file_system())
+        } else {
+            let tools = container_tools(context);
+            let request = self.request(folder, context)?;
+            let mount = ContainerMount::open(&request, &tools)?;
+            (mount.size_bytes(), mount.file_system())
         };
         Ok(ContainerMounted {
             container: place.folder.display().to_string(),

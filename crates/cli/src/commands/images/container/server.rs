@@ -68,7 +68,7 @@ pub(super) fn serve_container_mount(
         }
         HandedProcess::start(&program.clone().into(), &words, device, log)
     };
-    Ok(context.work(1, |job| mount.supervise(context.mount_events(), &launch, job, ready))?)
+    context.work(1, |job| mount.supervise(context.mount_events(), &launch, job, ready))
 }
 
 /// Arguments of `container mount-worker`.
