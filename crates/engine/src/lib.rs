@@ -180,12 +180,13 @@ pub use restore::mount::{
 };
 pub use restore::serve::control::{
     AddedExport, AddedExports, AddedWrites, CacheStatus, ClientStatus, ControlAnswer, ControlError, ControlErrorKind,
-    ControlRequest, ExportStatus, ServerStatus, TrafficStatus,
+    ControlRequest, DiskSocket, ExportStatus, ServerStatus, TrafficStatus,
 };
 pub use restore::serve::control_server::{ControlPlace, ask_server, control_sockets};
 pub use restore::serve::doors::ServeAddress;
 pub use restore::serve::images::ServedImage;
 pub use restore::serve::iscsi::{IscsiOptions, UnitRules};
+pub use restore::serve::vhost_user::{SocketPlace, VhostUserOptions};
 pub use restore::serve::{ClientWrites, NbdOptions, ServeRequest, ServeSource, SourceChoice, serve};
 pub use template::{
     Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,

@@ -86,6 +86,12 @@ pub enum Error {
         /// The name.
         name: String,
     },
+    /// A single socket was given for several disks.
+    #[error("a socket is for one disk, and {disks} disks are to be served")]
+    SocketCount {
+        /// The number of disks.
+        disks: usize,
+    },
     /// A target has too many logical units.
     #[error("the target {name} has {count} disks, more than 256")]
     UnitCount {

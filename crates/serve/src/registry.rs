@@ -11,9 +11,11 @@
 mod clients;
 mod counters;
 mod device;
+mod ending;
 mod exports;
 
 pub use clients::{ClientEntry, ClientHandle, ClientProtocol, ClientSession};
 pub use counters::{CacheUse, Traffic};
 pub use device::CountedDevice;
+pub(crate) use ending::ClientEnding;
 pub use exports::{CacheProbe, ExportOptions, RegisteredExport, Registry, RegistryError, Removal, RemovalReport};

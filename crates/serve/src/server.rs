@@ -14,7 +14,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod client;
-mod client_key;
+pub(crate) mod client_key;
 pub(crate) mod connections;
 pub(crate) mod dispatch;
 pub(crate) mod export_device;

@@ -83,6 +83,18 @@ pub(crate) enum Wait {
     Not,
 }
 
+/// How much of a message has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    /// All bytes that were asked for.
+    All,
+    Part,
+    /// Nothing, within the timeout of the socket.
+    Nothing,
+    /// The peer has closed.
+    End,
+}
+
 /// A connection.
 #[derive(Debug)]
 pub(crate) struct SocketStream {
@@ -157,6 +169,26 @@ impl SocketStream {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    /// Waits for bytes, and reports whether `count` bytes (at most 64) have arrived. They are not received.
+    ///
+    /// The connection must not be encrypted.
+    pub(crate) fn peek(&self, count: usize) -> io::Result<Arrived> {
+        let mut bytes = [0; 64];
+        let count = count.min(bytes.len());
+        match rustix::net::recv(&self.socket, &mut bytes[..count], RecvFlags::PEEK) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => Ok(Arrived::End),
+            Ok((length, _)) if length < count => Ok(Arrived::Part),
+            Ok(_) => Ok(Arrived::All),
+            Err(Errno::INTR | Errno::AGAIN) => Ok(Arrived::Nothing),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Another handle of the socket.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Accepts a prefix of `pieces` and returns its length. The bytes are sent at the latest by [`flush`](Self::flush).

@@ -212,6 +212,7 @@ mod tests {
     const WITHOUT_DRY_RUN: &[&str] = &[
         "serve nbd",
         "serve iscsi",
+        "serve vhost-user",
         "serve all",
         "serve add",
         "serve remove",

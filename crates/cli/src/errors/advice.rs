@@ -205,6 +205,11 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "use another name; --force, where a command has it, replaces the file, and restore --in-place writes only the differences into it",
         ),
+        JobError::Serve(holdfast_serve::Error::SocketCount { .. }) => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
+        ),
         JobError::Serving(ServingError::NameInUse { .. }) => advice(
             Exit::Error,
             Kind::Exists,

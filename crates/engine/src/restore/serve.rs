@@ -1,8 +1,8 @@
-//! `serve`: disks of snapshots and images over NBD and iSCSI, until the job is interrupted.
+//! `serve`: disks of snapshots and images over NBD, iSCSI and vhost-user, until the job is interrupted.
 //!
 //! ```text
 //! serve ─► disks, images     open what is served
-//!      ├─► exports           the registry of the process, with the iSCSI units of its exports
+//!      ├─► exports           the registry of the process, with the iSCSI units and vhost-user sockets of its exports
 //!      └─► control_server    requests of other commands: list, add, remove, stop
 //! ```
 
@@ -14,6 +14,7 @@ mod exports;
 pub(crate) mod images;
 pub(crate) mod iscsi;
 mod layered;
+pub(crate) mod vhost_user;
 
 use std::num::NonZero;
 use std::path::Path;
@@ -36,6 +37,7 @@ use self::doors::{DoorPlace, ServeAddress};
 use self::exports::{ChangeWatch, ExportOpener, NbdDoor, ServedExports};
 use self::images::ServedImage;
 use self::iscsi::IscsiOptions;
+use self::vhost_user::{VhostUserDisks, VhostUserOptions};
 use crate::SnapshotName;
 use crate::image::source::{DiskOrigin, SourceName};
 use crate::job::error::ServingError;
@@ -60,6 +62,8 @@ pub struct ServeRequest {
     pub nbd: Option<NbdOptions>,
     /// How iSCSI is served, if it is.
     pub iscsi: Option<IscsiOptions>,
+    /// How vhost-user is served, if it is.
+    pub vhost_user: Option<VhostUserOptions>,
     /// The maximum number of simultaneous connections of all protocols; none for the server's default.
     pub connection_count_max: Option<NonZero<usize>>,
     /// The control socket; `None` if other commands must not change this server.
@@ -143,7 +147,10 @@ pub fn serve(
     let pause = repository.and_then(|repository| keep_readable(repository, job.progress));
     let resources = ServerResources::new(limits(request.connection_count_max));
     let units = request.iscsi.as_ref().map(|options| options.units.clone());
-    let exports = Arc::new(ServedExports::new(resources, units, Arc::clone(&request.clock)));
+    let clock = &request.clock;
+    let disks = request.vhost_user;
+    let disks = disks.map(|options| VhostUserDisks::new(options, resources.clone(), Arc::clone(clock)));
+    let exports = Arc::new(ServedExports::new(resources, units, disks, Arc::clone(clock)));
     let opener = ExportOpener {
         repository,
         zone: &request.zone,
@@ -166,6 +173,7 @@ pub fn serve(
     let reports = [
         nbd.map(|server| server.stop(PATIENCE)),
         iscsi.map(|server| server.stop(PATIENCE)),
+        exports.disks.as_ref().map(VhostUserDisks::stop),
     ];
     warn_of_abandoned(reports.into_iter().flatten(), job);
     for error in exports.remove_all() {

@@ -1,7 +1,7 @@
 //! State that servers of all protocols have: of the whole server, and of each connected client.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use holdfast_block::Clock;
 
@@ -58,6 +58,8 @@ pub(crate) struct ConnectedClient<B> {
     pub(crate) key: ClientKey,
     pub(crate) stream: Arc<SocketStream>,
     pub(crate) outbox: Arc<Outbox<B>>,
+    /// Number of requests in progress that have no reply in the outbox.
+    pub(crate) unanswered_count: Arc<AtomicUsize>,
     /// Whether the handshake is complete.
     has_entered: Arc<AtomicBool>,
 }
@@ -69,6 +71,7 @@ impl<B> Clone for ConnectedClient<B> {
             key: self.key,
             stream: Arc::clone(&self.stream),
             outbox: Arc::clone(&self.outbox),
+            unanswered_count: Arc::clone(&self.unanswered_count),
             has_entered: Arc::clone(&self.has_entered),
         }
     }
@@ -88,6 +91,7 @@ impl<B: AsRef<[u8]> + Default + Send + 'static> ConnectedClient<B> {
             peer,
             outbox: Arc::new(Outbox::new(Arc::clone(&stream), quota)),
             stream,
+            unanswered_count: Arc::default(),
             has_entered: Arc::default(),
         }
     }
@@ -97,12 +101,12 @@ impl<B: AsRef<[u8]> + Default + Send + 'static> ConnectedClient<B> {
         self.has_entered.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn has_entered(&self) -> bool {
+    pub(crate) fn has_entered(&self) -> bool {
         self.has_entered.load(Ordering::Relaxed)
     }
 
     /// Whether requests are in progress.
     pub(super) fn is_busy(&self) -> bool {
-        !self.outbox.is_empty()
+        !self.outbox.is_empty() || self.unanswered_count.load(Ordering::Relaxed) > 0
     }
 }

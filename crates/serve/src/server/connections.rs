@@ -31,6 +31,10 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 
     /// The state that all protocols have.
     fn core(&self) -> &ServerCore;
+    /// The maximum number of connections of this server alone.
+    fn connection_count_max(&self) -> usize {
+        usize::MAX
+    }
     /// Serves a client until the connection ends.
     fn serve(self: &Arc<Self>, client: &ConnectedClient<Self::Reply>);
     /// Reports a client that was refused because there are too many.
@@ -57,6 +61,7 @@ pub struct StopReport {
 pub(crate) struct Connections<P: Protocol> {
     table: Arc<ConnectionTable<P>>,
     listeners: Vec<ListenerThread>,
+    is_withdrawn: bool,
 }
 
 /// A listener and the thread that accepts its clients.
@@ -91,6 +96,7 @@ impl<P: Protocol> Connections<P> {
                 disconnected: Condvar::new(),
             }),
             listeners: Vec::new(),
+            is_withdrawn: false,
         }
     }
 
@@ -118,19 +124,31 @@ impl<P: Protocol> Connections<P> {
 
     /// Accepts no more clients, and completes the requests in progress, for at most `patience`.
     pub(crate) fn stop(&mut self, patience: Duration) -> StopReport {
+        self.close_listeners();
+        self.table.wait_for_clients(patience)
+    }
+
+    /// Accepts no more clients. Connected ones are served until they or the registry end their sessions.
+    pub(crate) fn withdraw(mut self) {
+        self.close_listeners();
+        self.is_withdrawn = true;
+    }
+
+    fn close_listeners(&mut self) {
         self.table.protocol.core().begin_stop();
         for ListenerThread { listener, thread } in self.listeners.drain(..) {
             listener.close();
             // A panic of that thread was already reported, and no code waits for its clients any more.
             drop(thread.join());
         }
-        self.table.wait_for_clients(patience)
     }
 }
 
 impl<P: Protocol> Drop for Connections<P> {
     fn drop(&mut self) {
-        self.stop(Duration::ZERO);
+        if !self.is_withdrawn {
+            self.stop(Duration::ZERO);
+        }
     }
 }
 
@@ -206,11 +224,17 @@ impl<P: Protocol> ConnectionTable<P> {
         let address = connection.address;
         let deadline = core.clock.now() + CLOSE_PATIENCE;
         let mut connections = self.lock();
-        let mut has_displaced = displace_oldest(&mut connections, core.limits());
+        let own_count_max = self.protocol.connection_count_max();
+        let limits = TableLimits {
+            shared: core.limits(),
+            own_count_max,
+        };
+        let handshake_count_max = limits.shared.handshake_count_max.min(own_count_max);
+        let mut has_displaced = displace_oldest(&mut connections, handshake_count_max);
         loop {
             {
                 let mut counts = core.resources.counts();
-                let room = match room_for(&connections, &counts, core.limits(), address) {
+                let room = match room_for(&connections, &counts, limits, address) {
                     // One that was just closed may still exist for a moment.
                     Room::AfterClosing if has_displaced => Room::Available,
                     room => room,
@@ -272,17 +296,25 @@ enum Room {
     Full,
 }
 
+/// The limits on the connections of one server.
+#[derive(Debug, Clone, Copy)]
+struct TableLimits<'a> {
+    /// Those on all servers together.
+    shared: &'a Limits,
+    own_count_max: usize,
+}
+
 /// Closes the oldest connection in the handshake if there are too many: a legitimate client completes the handshake
 /// quickly, and idle connections must not exclude other clients.
 fn displace_oldest<B: AsRef<[u8]> + Default + Send + 'static>(
     connections: &mut BTreeMap<u64, OpenConnection<B>>,
-    limits: &Limits,
+    handshake_count_max: usize,
 ) -> bool {
     let mut handshaking = connections
         .values_mut()
         .filter(|connection| !connection.is_displaced && !connection.client.has_entered());
     match handshaking.next() {
-        Some(oldest) if 1 + handshaking.count() >= limits.handshake_count_max => {
+        Some(oldest) if 1 + handshaking.count() >= handshake_count_max => {
             oldest.is_displaced = true;
             oldest.client.stream.shut_down(Shutdown::Both);
             true
@@ -291,20 +323,25 @@ fn displace_oldest<B: AsRef<[u8]> + Default + Send + 'static>(
     }
 }
 
-/// Whether there is room for a client from `address`. The limits apply to the connections of all servers together.
+/// Whether there is room for a client from `address`.
 fn room_for<B>(
     connections: &BTreeMap<u64, OpenConnection<B>>,
     counts: &ConnectionCounts,
-    limits: &Limits,
+    limits: TableLimits<'_>,
     address: Option<IpAddr>,
 ) -> Room {
+    let TableLimits { shared, own_count_max } = limits;
     let displaced = || connections.values().filter(|connection| connection.is_displaced);
     let displaced_of_address = displaced().filter(|connection| connection.address == address).count();
     let of_address = address.map_or(0, |address| counts.of(address).saturating_sub(displaced_of_address));
     let staying = counts.total.saturating_sub(displaced().count());
-    if staying >= limits.connection_count_max || of_address >= limits.address_connection_count_max {
+    let own_staying = connections.len() - displaced().count();
+    if staying >= shared.connection_count_max
+        || of_address >= shared.address_connection_count_max
+        || own_staying >= own_count_max
+    {
         Room::Full
-    } else if counts.total >= limits.connection_count_max {
+    } else if counts.total >= shared.connection_count_max || connections.len() >= own_count_max {
         Room::AfterClosing
     } else {
         Room::Available

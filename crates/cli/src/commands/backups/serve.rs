@@ -7,6 +7,7 @@ mod manage;
 mod nbd;
 mod run;
 mod sources;
+mod vhost_user;
 
 use crate::args::{Example, SharedOptions, VerbEntry};
 use crate::commands::verb::{Verb, VerbSet, verbs};
@@ -27,6 +28,8 @@ verbs! {
         "nbd" => Nbd(nbd::NbdArgs),
         /// Serve the disks of snapshots and images over iSCSI, until Ctrl-C
         "iscsi" => Iscsi(iscsi::IscsiArgs),
+        /// Serve disks to virtual machines of this host over vhost-user, until Ctrl-C
+        "vhost-user" => VhostUser(vhost_user::VhostUserArgs),
         /// Serve the disks of snapshots and images over NBD and iSCSI, until Ctrl-C
         "all" => All(all::AllArgs),
         /// List running servers, their exports and clients

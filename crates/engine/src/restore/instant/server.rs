@@ -70,6 +70,7 @@ pub fn serve_instantly(
             events,
         }),
         iscsi: None,
+        vhost_user: None,
         connection_count_max: None,
         // Its exports belong to the job.
         control: None,

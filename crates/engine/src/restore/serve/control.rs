@@ -159,6 +159,9 @@ pub struct ServerStatus {
     pub nbd: Vec<String>,
     /// Addresses at which iSCSI initiators connect.
     pub iscsi: Vec<String>,
+    /// The socket, or the folder of sockets, of vhost-user.
+    #[serde(default)]
+    pub vhost_user: Vec<String>,
     /// Connections now, of all protocols.
     pub connections: usize,
     /// The maximum number of connections.
@@ -180,12 +183,24 @@ pub struct ExportStatus {
     pub writable: bool,
     /// The addresses that clients open.
     pub addresses: Vec<String>,
+    /// Its vhost-user socket, if it has one.
+    #[serde(default)]
+    pub socket: Option<DiskSocket>,
     /// The connected clients.
     pub clients: Vec<ClientStatus>,
     /// Requests since it was added.
     pub traffic: TrafficStatus,
     /// Look-ups in its cache, if it has one.
     pub cache: Option<CacheStatus>,
+}
+
+/// The vhost-user socket of an export.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSocket {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether a machine can continue with the next server of the disk.
+    pub reconnect: bool,
 }
 
 /// A connected client.

@@ -9,6 +9,7 @@ use holdfast_block::{BackingId, BlockDevice, BlockDeviceMut, FileDeviceMut, IoMo
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use holdfast_serve::nbd::ExportDevice;
 use holdfast_serve::registry::{CacheProbe, CacheUse};
+use holdfast_serve::vhost_user::AcceptedWrites;
 use jiff::tz::TimeZone;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -34,6 +35,16 @@ pub enum ClientWrites {
     Keep(PathBuf),
     /// They change images; for snapshots, which never change, they are kept in this folder while the server runs.
     InPlace(PathBuf),
+}
+
+impl ClientWrites {
+    /// What becomes of writes to an overlay.
+    pub(super) fn overlay_writes(&self) -> AcceptedWrites {
+        match self {
+            Self::Keep(_) => AcceptedWrites::NeedFlush,
+            Self::ThrowAway(_) | Self::InPlace(_) | Self::Refuse => AcceptedWrites::Discarded,
+        }
+    }
 }
 
 /// Whether an export has a name.
@@ -62,6 +73,8 @@ pub(super) struct OpenDisk {
     /// A description for users.
     pub(super) description: String,
     pub(super) device: ExportDevice,
+    /// What becomes of writes when the server ends.
+    pub(super) accepted_writes: AcceptedWrites,
     pub(super) cache: Option<CacheProbe>,
     /// Locks of files, to be held while the device is used.
     pub(super) held: Vec<Box<dyn Any + Send + Sync>>,
@@ -168,6 +181,7 @@ fn open_disk(
         serial: format!("{}-{}", manifest.id.short(), disk.name),
         description: format!("{} of {} at {}", disk.name, manifest.machine, time_of(manifest)),
         device: overlay.over(frozen, writes, &mut held)?,
+        accepted_writes: writes.overlay_writes(),
         cache: Some(Arc::new(move || {
             let found = probed.cache_use();
             CacheUse {

@@ -1,5 +1,6 @@
 //! The exports of a running server: opened, added and removed while clients use others.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,10 +12,11 @@ use holdfast_serve::registry::{ExportOptions, RegisteredExport, Registry, Regist
 use jiff::tz::TimeZone;
 
 use super::PATIENCE;
-use super::control::{CacheStatus, ClientStatus, ExportStatus, ServerStatus, TrafficStatus};
+use super::control::{CacheStatus, ClientStatus, DiskSocket, ExportStatus, ServerStatus, TrafficStatus};
 use super::disks::{DiskSelection, OpenDisk, open_disks};
 use super::images::{ImageSelection, ServedImage, open_image};
 use super::iscsi::{UnitRules, UnitSource};
+use super::vhost_user::{DiskSource, VhostUserDisks};
 use super::{ServeSource, SourceChoice};
 use crate::SnapshotName;
 use crate::image::source::OpenSource;
@@ -53,6 +55,8 @@ pub(super) struct ServedExports {
     pub(super) targets: Arc<TargetSet>,
     /// `None` if the server has no iSCSI.
     pub(super) units: Option<UnitRules>,
+    /// `None` if the server has no vhost-user.
+    pub(super) disks: Option<VhostUserDisks>,
     addresses: Mutex<Addresses>,
     pub(super) resources: ServerResources,
     pub(super) clock: Arc<dyn Clock>,
@@ -64,6 +68,7 @@ pub(super) struct ServedExports {
 struct ServedRecord {
     export: Arc<RegisteredExport>,
     unit: Option<UnitPosition>,
+    socket: Option<DiskSocket>,
     watched: Option<Arc<OpenSource>>,
 }
 
@@ -76,11 +81,17 @@ pub(super) struct ExportOpener<'a> {
 }
 
 impl ServedExports {
-    pub(super) fn new(resources: ServerResources, units: Option<UnitRules>, clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(
+        resources: ServerResources,
+        units: Option<UnitRules>,
+        disks: Option<VhostUserDisks>,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         Self {
             registry: Arc::default(),
             targets: Arc::default(),
             units,
+            disks,
             addresses: Mutex::default(),
             resources,
             started: clock.now(),
@@ -96,6 +107,9 @@ impl ServedExports {
     /// Opens and adds exports: all of them, or none after an error.
     pub(super) fn add(&self, choice: &SourceChoice, opener: ExportOpener<'_>) -> Result<Vec<ExportStatus>> {
         let disks = self.open(choice, opener)?;
+        if let Some(place) = &self.disks {
+            place.check_count(self.records().len(), disks.len())?;
+        }
         let mut added: Vec<Arc<RegisteredExport>> = Vec::new();
         for disk in disks {
             match self.add_disk(disk) {
@@ -161,29 +175,47 @@ impl ServedExports {
     }
 
     fn add_disk(&self, disk: OpenDisk) -> Result<Arc<RegisteredExport>> {
-        let source = UnitSource::of(&disk);
+        let (source, disk_source) = (UnitSource::of(&disk), DiskSource::of(&disk));
         let export = self.registry.add(ExportOptions {
             description: disk.description,
             cache: disk.cache,
             held: disk.held,
             ..ExportOptions::new(disk.export, disk.device)
         })?;
-        let unit = match &self.units {
-            None => None,
-            Some(rules) => match rules.place(&export, &source, &self.targets) {
-                Ok(position) => Some(position),
-                Err(error) => {
-                    drop(self.registry.remove(export.name(), Removal::IfUnused, &*self.clock));
-                    return Err(error);
-                }
-            },
-        };
-        self.records().push(ServedRecord {
-            export: Arc::clone(&export),
-            unit,
-            watched: disk.watched,
-        });
+        match self.place(&export, &source, &disk_source) {
+            Ok((unit, socket)) => self.records().push(ServedRecord {
+                export: Arc::clone(&export),
+                unit,
+                socket,
+                watched: disk.watched,
+            }),
+            Err(error) => {
+                drop(self.remove_by_force(export.name()));
+                return Err(error);
+            }
+        }
         Ok(export)
+    }
+
+    /// Offers an export over the protocols that need a place for each.
+    fn place(
+        &self,
+        export: &Arc<RegisteredExport>,
+        unit: &UnitSource,
+        disk: &DiskSource,
+    ) -> Result<(Option<UnitPosition>, Option<DiskSocket>)> {
+        let units = self.units.as_ref();
+        let unit = units
+            .map(|rules| rules.place(export, unit, &self.targets))
+            .transpose()?;
+        let taken: Vec<PathBuf> = {
+            let records = self.records();
+            let sockets = records.iter().filter_map(|record| record.socket.as_ref());
+            sockets.map(|socket| socket.path.clone()).collect()
+        };
+        let disks = self.disks.as_ref();
+        let socket = disks.map(|disks| disks.place(export, disk, &taken)).transpose()?;
+        Ok((unit, socket))
     }
 
     /// Removes an export.
@@ -235,6 +267,7 @@ impl ServedExports {
                 .iter()
                 .map(|portal| format!("iscsi://{portal}"))
                 .collect(),
+            vhost_user: self.disks.iter().map(VhostUserDisks::address).collect(),
             connections: self.resources.connection_count(),
             connections_max: self.resources.limits().connection_count_max,
             exports: self.list(),
@@ -260,10 +293,10 @@ impl ServedExports {
 
     fn status_of(&self, export: &Arc<RegisteredExport>) -> ExportStatus {
         let now = self.clock.now();
-        let unit = {
+        let (unit, socket) = {
             let records = self.records();
             let record = records.iter().find(|record| Arc::ptr_eq(&record.export, export));
-            record.and_then(|record| record.unit.clone())
+            record.map_or((None, None), |record| (record.unit.clone(), record.socket.clone()))
         };
         let addresses = self.addresses();
         let nbd = addresses.nbd.iter().map(|door| door.uri(export.name()));
@@ -271,6 +304,7 @@ impl ServedExports {
             let portals = addresses.iscsi.iter();
             portals.map(|portal| format!("iscsi://{portal}/{}/{}", unit.target, unit.number))
         });
+        let sockets = socket.iter().map(|socket| socket.path.display().to_string());
         let clients = export.clients().into_iter().map(|client| ClientStatus {
             protocol: client.protocol.name().to_owned(),
             peer: client.peer,
@@ -278,9 +312,10 @@ impl ServedExports {
             connected_ms: millis(now.saturating_sub(client.since)),
         });
         let traffic = export.traffic();
-        // A disk that is served over iSCSI only appears as initiators see it.
-        let size_bytes = match &self.units {
-            Some(rules) if addresses.nbd.is_empty() => rules.visible_bytes(export.size_bytes()),
+        // A disk that is served over one other protocol than NBD appears as its clients see it.
+        let size_bytes = match (&self.units, &self.disks) {
+            (Some(rules), None) if addresses.nbd.is_empty() => rules.visible_bytes(export.size_bytes()),
+            (None, Some(disks)) if addresses.nbd.is_empty() => disks.visible_bytes(export.size_bytes()),
             _ => export.size_bytes(),
         };
         ExportStatus {
@@ -288,7 +323,8 @@ impl ServedExports {
             description: export.description().to_owned(),
             size_bytes,
             writable: export.is_writable(),
-            addresses: nbd.chain(iscsi).collect(),
+            addresses: nbd.chain(iscsi).chain(sockets).collect(),
+            socket: socket.clone(),
             clients: clients.collect(),
             traffic: TrafficStatus {
                 reads: traffic.read_count,

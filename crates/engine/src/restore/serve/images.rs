@@ -7,6 +7,7 @@ use std::sync::Arc;
 use holdfast_block::BackingId;
 use holdfast_image::{Format, OpenOptions, open_mut};
 use holdfast_serve::nbd::ExportDevice;
+use holdfast_serve::vhost_user::AcceptedWrites;
 
 use super::disks::{ClientWrites, NameInUse, OpenDisk, Overlay};
 use crate::image::source::{DiskOrigin, OpenSource, SourceName};
@@ -68,6 +69,7 @@ pub(super) fn open_image(image: &ServedImage, selection: ImageSelection<'_>, job
         serial: digest_of(&opened.canonical),
         description,
         device: opened.device,
+        accepted_writes: opened.accepted_writes,
         cache: None,
         held: opened.held,
         watched: opened.watched,
@@ -92,6 +94,7 @@ struct OpenedImage {
     canonical: PathBuf,
     format: &'static str,
     device: ExportDevice,
+    accepted_writes: AcceptedWrites,
     held: Vec<Box<dyn std::any::Any + Send + Sync>>,
     watched: Option<Arc<OpenSource>>,
 }
@@ -104,10 +107,16 @@ fn open_writable(path: &Path, options: &OpenOptions) -> Result<OpenedImage> {
     };
     let image = open_mut(path, options).map_err(|error| Error::from(error).on(path))?;
     let format = image.layers().first().map_or(Format::Raw, |layer| layer.format);
+    let is_raw = image.layers().iter().all(|layer| layer.format == Format::Raw);
     Ok(OpenedImage {
         canonical: path.canonicalize().map_err(failed)?,
         format: format.name(),
         device: ExportDevice::Writable(Arc::new(image)),
+        accepted_writes: if is_raw {
+            AcceptedWrites::Stay
+        } else {
+            AcceptedWrites::NeedFlush
+        },
         held: Vec::new(),
         watched: None,
     })
@@ -134,6 +143,7 @@ fn open_read_only(
         canonical: source.canonical.clone(),
         format: source.format.name(),
         device,
+        accepted_writes: writes.overlay_writes(),
         held,
         watched: Some(Arc::new(source)),
     })

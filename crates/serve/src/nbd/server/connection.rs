@@ -1,8 +1,6 @@
 //! Serves one connection: the handshake, then requests until the connection ends.
 
-use std::net::Shutdown;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use holdfast_block::Error as DeviceError;
 
@@ -16,7 +14,7 @@ use super::request_context::RequestContext;
 use super::tls_policy::TlsPolicy;
 use super::work::work_of;
 use crate::nbd::wire::{ErrorNumber, RequestHeader};
-use crate::registry::{ClientEntry, ClientProtocol, ClientSession};
+use crate::registry::{ClientEnding, ClientEntry, ClientProtocol};
 use crate::server::budget::Lease;
 use crate::server::client::{ConnectedClient, ServerCore};
 use crate::server::connections::{Protocol, ThreadNames};
@@ -140,10 +138,7 @@ fn run_handshake(
 fn transmit(shared: &Arc<ServerShared>, receiver: Receiver, client: &Client, session: Session) -> Closed {
     let peer = &client.peer;
     let export = session.export.name();
-    let ending = Arc::new(ClientEnding {
-        is_ending: AtomicBool::new(false),
-        stream: Arc::clone(&client.stream),
-    });
+    let ending = Arc::new(ClientEnding::new(Arc::clone(&client.stream)));
     let entry = || ClientEntry {
         protocol: ClientProtocol::Nbd,
         peer: peer.name.clone(),
@@ -178,31 +173,6 @@ fn transmit(shared: &Arc<ServerShared>, receiver: Receiver, client: &Client, ses
     match closed {
         Closed::ByClient | Closed::Abandoned(_) if ending.is_ending() => Closed::ByServer,
         closed => closed,
-    }
-}
-
-/// Ends the session of a client whose export is removed.
-struct ClientEnding {
-    is_ending: AtomicBool,
-    stream: Arc<SocketStream>,
-}
-
-impl ClientEnding {
-    fn is_ending(&self) -> bool {
-        // Relaxed: seeing the change late has the same effect as a request that arrived slightly earlier.
-        self.is_ending.load(Ordering::Relaxed)
-    }
-}
-
-impl ClientSession for ClientEnding {
-    fn ask_to_end(&self) {
-        self.is_ending.store(true, Ordering::Relaxed);
-        // Requests that were already sent are still received, and answered with an error.
-        self.stream.shut_down(Shutdown::Read);
-    }
-
-    fn cut(&self) {
-        self.stream.shut_down(Shutdown::Both);
     }
 }
 

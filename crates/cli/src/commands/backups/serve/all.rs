@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use holdfast_engine::ServeAddress;
 
+use super::document::address_lines;
 use super::iscsi::InitiatorArgs;
 use super::nbd::TlsArgs;
 use super::run::{RepositoryUse, ServerPlan, run_server};
@@ -100,6 +101,8 @@ impl Verb for AllArgs {
             iscsi: (!iscsi.is_empty())
                 .then(|| self.initiators.options(iscsi, context))
                 .transpose()?,
+            vhost_user: None,
+            lines: address_lines,
             max_connections: self.max_connections,
             control: sockets.take(SocketPurpose::Control).pop(),
             repository: RepositoryUse::IfNamed,

@@ -23,6 +23,7 @@ pub(super) struct ServerDocument {
     up_ms: u64,
     nbd: Vec<String>,
     iscsi: Vec<String>,
+    vhost_user: Vec<String>,
     connections: usize,
     connections_max: usize,
     exports: Vec<ExportDocument>,
@@ -79,6 +80,7 @@ impl ServerDocument {
             up_ms: now.up_ms,
             nbd: now.nbd,
             iscsi: now.iscsi,
+            vhost_user: now.vhost_user,
             connections: now.connections,
             connections_max: now.connections_max,
             exports: exports.collect(),
@@ -86,7 +88,7 @@ impl ServerDocument {
     }
 
     fn human(&self, page: &mut Page) {
-        let addresses = [self.nbd.clone(), self.iscsi.clone()].concat().join(", ");
+        let addresses = [&self.nbd[..], &self.iscsi, &self.vhost_user].concat().join(", ");
         let up = units::duration(Duration::from_millis(self.up_ms));
         page.line(&format!(
             "server {}: {addresses}, up {up}, {} of {} connections",
@@ -312,6 +314,7 @@ mod tests {
             up_ms,
             nbd: vec!["nbd://10.0.0.5:10809/".to_owned()],
             iscsi: vec!["iscsi://10.0.0.5:3260".to_owned()],
+            vhost_user: vec!["vhost-user:/run/disks".to_owned()],
             connections: 1,
             connections_max: 256,
             exports: vec![ExportStatus {
@@ -320,6 +323,7 @@ mod tests {
                 size_bytes: 20 << 30,
                 writable: false,
                 addresses: vec!["nbd://10.0.0.5:10809/web1/vda".to_owned()],
+                socket: None,
                 clients: vec![ClientStatus {
                     protocol: "iscsi".to_owned(),
                     peer: "10.0.0.7:4711".to_owned(),
@@ -347,7 +351,7 @@ mod tests {
         ServersListed { servers: vec![server] }.human(&mut page);
         let text = page.into_text();
         for part in [
-            "server 42: nbd://10.0.0.5:10809/, iscsi://10.0.0.5:3260, up",
+            "server 42: nbd://10.0.0.5:10809/, iscsi://10.0.0.5:3260, vhost-user:/run/disks, up",
             "1 of 256 connections",
             "web1/vda",
             "20.0 GiB",

@@ -14,6 +14,7 @@ use holdfast_serve::iscsi::{
 };
 use zeroize::Zeroizing;
 
+use super::document::address_lines;
 use super::run::{RepositoryUse, ServerPlan, readers, run_server};
 use super::sources::SourceArgs;
 use crate::args::{Example, SharedOptions};
@@ -91,6 +92,8 @@ impl Verb for IscsiArgs {
             choice: self.sources.choice(&self.exports)?,
             nbd: None,
             iscsi: Some(self.initiators.options(doors, context)?),
+            vhost_user: None,
+            lines: address_lines,
             max_connections: self.max_connections,
             control: None,
             repository: RepositoryUse::IfNeeded,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use holdfast_engine::{NbdOptions, ServeAddress};
 use holdfast_serve::nbd::{ClientTrust, Event, TlsPolicy, TlsServer};
 
+use super::document::address_lines;
 use super::run::{RepositoryUse, ServerPlan, readers, run_server};
 use super::sources::SourceArgs;
 use crate::args::{Example, SharedOptions};
@@ -80,6 +81,8 @@ impl Verb for NbdArgs {
             choice: self.sources.choice(&self.exports)?,
             nbd: Some(self.tls.options(doors, context)?),
             iscsi: None,
+            vhost_user: None,
+            lines: address_lines,
             max_connections: self.max_connections,
             control: None,
             repository: RepositoryUse::IfNeeded,

@@ -5,9 +5,11 @@ use std::num::NonZero;
 use std::os::fd::OwnedFd;
 
 use holdfast_daemon::ServiceState;
-use holdfast_engine::{ControlPlace, IscsiOptions, NbdOptions, ServeRequest, ServeSource, SourceChoice, serve};
+use holdfast_engine::{
+    ControlPlace, ExportStatus, IscsiOptions, NbdOptions, ServeRequest, ServeSource, SourceChoice, VhostUserOptions,
+    serve,
+};
 
-use super::document::address_lines;
 use super::sources::OVERLAY_DEFAULT;
 use crate::context::Context;
 use crate::context::service::Service;
@@ -19,6 +21,9 @@ pub(super) struct ServerPlan {
     pub(super) choice: SourceChoice,
     pub(super) nbd: Option<NbdOptions>,
     pub(super) iscsi: Option<IscsiOptions>,
+    pub(super) vhost_user: Option<VhostUserOptions>,
+    /// The lines about the first exports.
+    pub(super) lines: fn(&[ExportStatus]) -> String,
     pub(super) max_connections: NonZero<usize>,
     /// A control socket that systemd has opened.
     pub(super) control: Option<OwnedFd>,
@@ -52,6 +57,7 @@ pub(super) fn run_server(plan: ServerPlan, context: &Context) -> Result<Exit, Er
         zone: context.zone().clone(),
         nbd: plan.nbd,
         iscsi: plan.iscsi,
+        vhost_user: plan.vhost_user,
         connection_count_max: Some(plan.max_connections),
         control: Some(ControlPlace {
             runtime: context.runtime_folder(),
@@ -65,7 +71,7 @@ pub(super) fn run_server(plan: ServerPlan, context: &Context) -> Result<Exit, Er
     let mut printed = Ok(());
     context.work(1, |job| {
         serve(repository.as_ref(), request, job, &mut |exports| {
-            printed = context.output().data(address_lines(exports).as_bytes());
+            printed = context.output().data((plan.lines)(exports).as_bytes());
             service.report(&ServiceState::Ready);
         })
     })?;
