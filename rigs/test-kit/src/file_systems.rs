@@ -9,13 +9,9 @@ use std::time::Duration;
 use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::LocalTools;
 use holdfast_host::provider::{Btrfs, Provider, Reflink, Zfs};
-use nix::sched::{CloneFlags, unshare};
 
 const PATH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin";
 const MIB: u64 = 1 << 20;
-/// Where zfs-fuse has its socket and its lock.
-const FOLDERS_OF_ZFS_FUSE: [&str; 2] = ["/run/zfs", "/run/lock/zfs"];
-const SOCKET_OF_ZFS_FUSE: &str = "/run/zfs/zfs_socket";
 
 /// Runs a program of the system; returns its output.
 ///
@@ -121,27 +117,19 @@ impl FileSystem for Mounted {
     }
 }
 
-/// One pool of the kernel's ZFS at a time.
+/// One pool at a time: zfs-fuse hangs when two file systems are mounted at the same time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// A ZFS pool in a file, by the kernel's ZFS if it is loaded, otherwise by zfs-fuse.
-///
-/// Pools of zfs-fuse are independent, because each has a daemon in a mount namespace of its own. The thread that creates
-/// the pool enters this namespace; only that thread, and the threads and processes that it starts later, see the pool.
 pub struct Pool {
     name: String,
     point: PathBuf,
     place: tempfile::TempDir,
-    server: PoolServer,
-}
-
-/// What implements the file systems of a pool.
-enum PoolServer {
-    Kernel {
-        _turn_of_programs: std::fs::File,
-        _turn: MutexGuard<'static, ()>,
-    },
-    ZfsFuse(Child),
+    /// zfs-fuse; `None` if the kernel has ZFS.
+    daemon: Option<Child>,
+    // Must be dropped after the daemon.
+    _turn_of_programs: std::fs::File,
+    _turn: MutexGuard<'static, ()>,
 }
 
 impl Pool {
@@ -157,23 +145,19 @@ impl Pool {
         let file = place.path().join("device");
         let made = std::fs::File::create(&file).and_then(|file| file.set_len(300 * MIB));
         made.map_err(|error| error.to_string())?;
-        let server = if Self::is_in_kernel() {
-            PoolServer::Kernel {
-                // A test that failed has removed its pool, too.
-                _turn: ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner),
-                _turn_of_programs: turn_of_programs().map_err(|error| error.to_string())?,
-            }
-        } else {
-            enter_namespace_for_zfs()?;
-            PoolServer::ZfsFuse(start_zfs_fuse()?)
-        };
+        // A test that failed has removed its pool, too.
+        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn_of_programs = turn_of_programs().map_err(|error| error.to_string())?;
+        let daemon = start_daemon()?;
         let letters = place.path().file_name().unwrap_or_default().to_string_lossy();
         let letters: String = letters.chars().filter(char::is_ascii_alphanumeric).collect();
         let pool = Self {
             name: format!("holdfast-test-{letters}"),
             point: point.to_owned(),
             place,
-            server,
+            daemon,
+            _turn_of_programs: turn_of_programs,
+            _turn: turn,
         };
         let mount_point = text(point);
         system(
@@ -219,25 +203,25 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        match &mut self.server {
-            PoolServer::Kernel { .. } => {
-                let clock = SystemClock::new();
-                // Another process may have it open for a moment.
-                for _ in 0..50 {
-                    if system("zpool", &["destroy", "-f", &self.name]).is_ok() {
-                        break;
-                    }
-                    clock.sleep(Duration::from_millis(100));
-                }
+        let clock = SystemClock::new();
+        // Another process may have it open for a moment.
+        let is_destroyed = (0..50).any(|attempt| {
+            if attempt > 0 {
+                clock.sleep(Duration::from_millis(100));
             }
-            PoolServer::ZfsFuse(daemon) => {
-                // The pool ends with its file, and the namespace with the thread.
-                daemon.kill().ok();
-                daemon.wait().ok();
-                system("umount", &["--lazy", "--recursive", text(&self.point)]).ok();
-            }
-        }
+            system("zpool", &["destroy", "-f", &self.name]).is_ok()
+        });
         drop(std::fs::remove_file(self.place.path().join("device")));
+        if let Some(mut daemon) = self.daemon.take() {
+            if is_destroyed {
+                // Without a pool it has nothing to write, and its orderly exit takes seconds.
+                daemon.kill().ok();
+            } else {
+                // SIGTERM: zfs-fuse exports its pools.
+                system("kill", &[&daemon.id().to_string()]).ok();
+            }
+            daemon.wait().ok();
+        }
         remove_mount_point(&self.point);
     }
 }
@@ -247,7 +231,7 @@ fn remove_mount_point(point: &Path) {
     std::fs::remove_dir(point).ok();
 }
 
-/// Locks out the other test programs on this host.
+/// Locks out the other test programs on this host, which can run only one zfs-fuse.
 fn turn_of_programs() -> std::io::Result<std::fs::File> {
     let path = std::env::temp_dir().join("holdfast-test-zfs.lock");
     let file = std::fs::File::options().create(true).append(true).open(path)?;
@@ -255,25 +239,12 @@ fn turn_of_programs() -> std::io::Result<std::fs::File> {
     Ok(file)
 }
 
-/// Moves this thread to a mount namespace in which no zfs-fuse runs. Mounts of the host still appear there, and its
-/// mounts appear in namespaces that are created from it.
-fn enter_namespace_for_zfs() -> Result<(), String> {
-    // Otherwise the copies of the host's mounts would not disappear with these.
-    if system("findmnt", &["-no", "PROPAGATION", "/"])? == "private" {
-        system("mount", &["--make-rshared", "/"])?;
+/// Starts zfs-fuse, unless the kernel has ZFS.
+fn start_daemon() -> Result<Option<Child>, String> {
+    if system("zpool", &["list"]).is_ok() {
+        return Ok(None);
     }
-    unshare(CloneFlags::CLONE_NEWNS).map_err(|error| format!("no mount namespace: {error}"))?;
-    system("mount", &["--make-rslave", "/"])?;
-    system("mount", &["--make-rshared", "/"])?;
-    for folder in FOLDERS_OF_ZFS_FUSE {
-        std::fs::create_dir_all(folder).map_err(|error| format!("{folder}: {error}"))?;
-        system("mount", &["-t", "tmpfs", "-o", "mode=700", "zfs-fuse", folder])?;
-    }
-    Ok(())
-}
-
-/// Starts zfs-fuse, and waits until it answers.
-fn start_zfs_fuse() -> Result<Child, String> {
+    std::fs::create_dir_all("/run/zfs").map_err(|error| error.to_string())?;
     let mut command = Command::new("zfs-fuse");
     command.args(["--no-daemon", "--no-kstat-mount"]).env("PATH", PATH);
     let started = command
@@ -283,11 +254,11 @@ fn start_zfs_fuse() -> Result<Child, String> {
         .spawn();
     let mut daemon = started.map_err(|error| format!("zfs-fuse does not start: {error}"))?;
     let clock = SystemClock::new();
-    for _ in 0..1000 {
-        clock.sleep(Duration::from_millis(10));
-        if Path::new(SOCKET_OF_ZFS_FUSE).exists() && system("zpool", &["list"]).is_ok() {
-            return Ok(daemon);
+    for _ in 0..100 {
+        if system("zpool", &["list"]).is_ok() {
+            return Ok(Some(daemon));
         }
+        clock.sleep(Duration::from_millis(50));
     }
     daemon.kill().ok();
     daemon.wait().ok();

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 
 use super::{ProviderError, ProviderResult};
 
-const MOUNTS: &str = "/proc/thread-self/mountinfo";
+const MOUNTS: &str = "/proc/self/mountinfo";
 
-/// The mounts in the namespace of this thread, in order: a later mount hides an earlier one at the same mount point.
+/// The mounts in the namespace of this process, in order: a later mount hides an earlier one at the same mount point.
 #[derive(Debug, Default)]
 pub struct Mounts {
     mounts: Vec<Mount>,
