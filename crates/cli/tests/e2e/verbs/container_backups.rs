@@ -206,8 +206,8 @@ fn a_writer_goes_on_while_a_container_is_backed_up() {
 
 fn kill_a_backup(rig: &Rig) {
     let mut command = rig.command(&["backup", "web1", "--bwlimit", "1M"]);
-    let mut child = command.process_group(0).spawn().unwrap();
     let before = kept_snapshots(rig, "web1");
+    let mut child = command.process_group(0).spawn().unwrap();
     wait_for("the snapshot of the backup", || kept_snapshots(rig, "web1") > before);
     child.kill().unwrap();
     child.wait().unwrap();
