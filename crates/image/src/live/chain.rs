@@ -83,7 +83,7 @@ impl LiveChain {
     }
 
     pub(super) fn open_in(folder: Arc<dyn ChainFolder>, options: LiveOptions) -> Result<Self> {
-        let tree = recovered(&*folder, ContainerTree::load(&*folder)?)?;
+        let tree = ContainerTree::load(&*folder)?;
         delete_leftovers(&*folder, &tree)?;
         let access = match options.locking {
             Locking::Lock => Access::Write,
@@ -131,38 +131,49 @@ impl LiveChain {
     /// # Errors
     /// The file cannot be stored.
     pub fn set_properties(&self, properties: std::collections::BTreeMap<String, String>) -> Result<()> {
-        let _changing = self.begin_change();
-        let new = self.tree().with_properties(properties);
-        self.store(new, StoreOrder::EntriesFirst)
+        self.edit_tree(StoreOrder::EntriesFirst, |tree| Ok(tree.with_properties(properties)))
     }
 
     pub(super) fn enter(&self) -> RwLockReadGuard<'_, Top> {
         self.gate.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores a new tree. If it is not known which tree is stored, the chain refuses further writes: they might go to a
-    /// layer that is not listed.
-    pub(super) fn store(&self, new: ContainerTree, order: StoreOrder) -> Result<()> {
+    /// Replaces the tree by what `edit` makes of it, durably. A change of the layers also holds `changing`.
+    ///
+    /// # Errors
+    /// The tree is unchanged then. If it is not known which layers are stored, the chain refuses further writes: they
+    /// might go to a layer that is not listed.
+    pub(super) fn edit_tree(
+        &self,
+        order: StoreOrder,
+        edit: impl FnOnce(&ContainerTree) -> Result<ContainerTree>,
+    ) -> Result<()> {
         let mut tree = self.lock_tree();
-        match new.store(&*self.folder, &tree, order) {
-            Ok(()) => {
-                *tree = new;
-                Ok(())
-            }
-            Err(error) => {
-                let stored = ContainerTree::load(&*self.folder);
-                if !stored.is_ok_and(|stored| stored.layers() == tree.layers() && stored.top() == tree.top()) {
+        let new = edit(&tree)?;
+        if let Err(error) = new.store(&*self.folder, &tree, order) {
+            match ContainerTree::load(&*self.folder) {
+                Ok(stored) if stored.has_layers_of(&tree) => return Err(error),
+                // Only entries of layers that are gone may be left, and those are ignored.
+                Ok(stored) if stored.has_layers_of(&new) && self.folder.sync().is_ok() => {}
+                _ => {
                     self.fail(&error);
+                    return Err(error);
                 }
-                Err(error)
             }
         }
+        *tree = new;
+        Ok(())
     }
 
     /// Refuses all further writes and flushes.
     pub(super) fn fail(&self, error: &Error) {
         // The first reason is the one to report.
         self.failure.set(holdfast_block::error_text(error)).ok();
+    }
+
+    /// Whether the chain refuses all further writes.
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
     }
 
     fn check_health(&self) -> BlockResult<()> {
@@ -225,35 +236,6 @@ impl ChainStatus {
             layers: layers_of(&folder, &tree)?,
             tree,
         })
-    }
-}
-
-/// Finishes a merge whose file was renamed before the tree could be stored.
-fn recovered(folder: &dyn ChainFolder, tree: ContainerTree) -> Result<ContainerTree> {
-    if !tree.merge_renames() {
-        return Ok(tree);
-    }
-    let names = folder.names()?;
-    let mut current = tree;
-    loop {
-        let is_merged = |layer: &&TreeLayer| !names.contains(&layer.file) && current.is_hidden(layer.id);
-        let Some(lower) = current.layers().iter().find(is_merged).map(|layer| layer.id) else {
-            return Ok(current);
-        };
-        let upper = match current.children_of(lower)[..] {
-            [upper] => upper.id,
-            // Its file was deleted, and the tree not yet stored.
-            [] => {
-                let new = current.without_leaf(lower)?;
-                new.store(folder, &current, StoreOrder::LayersFirst)?;
-                current = new;
-                continue;
-            }
-            _ => return Ok(current),
-        };
-        let new = current.with_merged(lower, upper)?;
-        new.store(folder, &current, StoreOrder::LayersFirst)?;
-        current = new;
     }
 }
 

@@ -63,22 +63,21 @@ impl ContainerTree {
 }
 
 impl LiveChain {
-    /// Marks snapshots as deleted, durably, and deletes the memory of their processes. [`collapse`](Self::collapse) frees their layers.
+    /// Marks snapshots as deleted, durably, and deletes the memory of their processes. [`collapse`](Self::collapse)
+    /// frees their layers.
     ///
     /// # Errors
     /// The tree cannot be stored.
     pub fn hide_snapshots(&self, ids: &[ImageId]) -> Result<()> {
-        let _changing = self.begin_change();
-        let old = self.tree();
-        let new = ids.iter().fold(old.clone(), |tree, id| tree.with_hidden(*id));
-        self.store(new.clone(), StoreOrder::LayersFirst)?;
+        let mut unlisted = Vec::new();
+        self.edit_tree(StoreOrder::LayersFirst, |old| {
+            let new = ids.iter().fold(old.clone(), |tree, id| tree.with_hidden(*id));
+            let names = old.memory_folders().into_iter();
+            unlisted.extend(names.filter(|name| new.is_memory_leftover(name)).map(str::to_owned));
+            Ok(new)
+        })?;
         // A folder that cannot be deleted now is a leftover for the next process that opens the container.
-        for name in old.memory_folders() {
-            if new.is_memory_leftover(name) {
-                self.folder.remove_folder(name)?;
-            }
-        }
-        Ok(())
+        unlisted.iter().try_for_each(|name| self.folder.remove_folder(name))
     }
 
     /// Merges and removes the layers of deleted snapshots.
@@ -99,7 +98,7 @@ impl LiveChain {
                 }
                 Some(Step::Remove(id)) => {
                     let file = tree.layer(id).map(|layer| layer.file.clone());
-                    self.store(tree.without_leaf(id)?, StoreOrder::LayersFirst)?;
+                    self.edit_tree(StoreOrder::LayersFirst, |tree| tree.without_leaf(id))?;
                     if let Some(file) = file {
                         self.folder.remove(&file)?;
                     }

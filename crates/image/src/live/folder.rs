@@ -36,7 +36,13 @@ pub(crate) trait ChainFolder: Send + Sync {
     fn remove_folder(&self, name: &str) -> Result<()>;
 
     /// Renames a file durably; an existing file at `to` is replaced.
+    ///
+    /// # Errors
+    /// The file may have the old or the new name.
     fn rename(&self, from: &str, to: &str) -> Result<()>;
+
+    /// Makes all names durable.
+    fn sync(&self) -> Result<()>;
 
     /// Replaces the content of a small file atomically and durably.
     ///
@@ -109,6 +115,10 @@ impl ChainFolder for HostFolder {
     fn rename(&self, from: &str, to: &str) -> Result<()> {
         let path = self.path(from);
         rename_durably(&path, &self.path(to)).map_err(|source| Error::io("rename", &path, source))
+    }
+
+    fn sync(&self) -> Result<()> {
+        HostFile::sync_directory(&self.path)
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {

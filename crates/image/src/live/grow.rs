@@ -52,6 +52,6 @@ impl LiveChain {
             }
             grown?;
         }
-        self.store(tree.with_size(size_bytes)?, StoreOrder::LayersFirst)
+        self.edit_tree(StoreOrder::LayersFirst, |tree| tree.with_size(size_bytes))
     }
 }

@@ -55,9 +55,9 @@ impl LiveChain {
             .with_layer(depth, Arc::clone(&opened.writer) as Arc<dyn LayerReader>);
         seam.replace(Arc::new(stack));
         let merged = if depth == 0 {
-            self.merge_top(&tree, lower.id, opened, observer)
+            self.merge_top(upper, lower, opened, observer)
         } else {
-            self.merge_below(&tree, upper, lower, &opened, depth, observer)
+            self.merge_below(upper, lower, &opened, depth, observer)
         };
         if merged.is_err() {
             // The writer of the lower layer is closed, and with it its lock.
@@ -102,13 +102,13 @@ impl LiveChain {
         let opened = self.open_lower(tree, lower, Arc::new(Seam::new(stack)), reader.layer_bytes())?;
         copy_all(&*reader, &*opened.writer, observer)?;
         opened.writer.flush()?;
-        self.finish(tree, upper, lower)
+        self.commit_merge(upper, lower)?;
+        self.finish_merge(upper)
     }
 
     /// Merges a layer below the top.
     fn merge_below(
         &self,
-        tree: &ContainerTree,
         upper: &TreeLayer,
         lower: &TreeLayer,
         opened: &OpenedLower,
@@ -118,33 +118,51 @@ impl LiveChain {
         let reader = Arc::clone(&self.enter().seam.stack().layers()[depth - 1]);
         copy_all(&*reader, &*opened.writer, observer)?;
         opened.writer.flush()?;
-        self.finish(tree, upper, lower)?;
+        self.commit_merge(upper, lower)?;
         let stack = self.reopened_lower(&self.tree())?;
         self.enter().seam.replace(stack);
+        self.finish_merge(upper)
+    }
+
+    /// Makes the merge durable: from here on, the file of the lower layer is that of the merged one.
+    ///
+    /// # Errors
+    /// Nothing is merged then, or the chain refuses writes.
+    fn commit_merge(&self, upper: &TreeLayer, lower: &TreeLayer) -> Result<()> {
+        if !self.tree().merge_renames() {
+            return self.edit_tree(StoreOrder::LayersFirst, |tree| tree.with_merged(lower.id, upper.id));
+        }
+        // A tree that still lists the lower layer is right as well: it is hidden and without a file.
+        if let Err(error) = self.folder.rename(&lower.file, &upper.file) {
+            match self.folder.names() {
+                Ok(names) if names.contains(&lower.file) => return Err(error),
+                Ok(_) if self.folder.sync().is_ok() => {}
+                _ => {
+                    self.fail(&error);
+                    return Err(error);
+                }
+            }
+        }
+        let mut tree = self.lock_tree();
+        *tree = tree.with_merged(lower.id, upper.id)?;
         Ok(())
     }
 
-    /// Makes the merge durable, and deletes the file that is not needed any more.
-    fn finish(&self, tree: &ContainerTree, upper: &TreeLayer, lower: &TreeLayer) -> Result<()> {
-        let new = tree.with_merged(lower.id, upper.id)?;
+    /// Stores the tree after a merge, or deletes the file that is not needed any more.
+    fn finish_merge(&self, upper: &TreeLayer) -> Result<()> {
+        let tree = self.lock_tree();
         if tree.merge_renames() {
-            self.folder.rename(&lower.file, &upper.file)?;
-            // Without the new tree on the medium, the next open finds the lower layer hidden and without a file.
-            let mut current = self.lock_tree();
-            let stored = new.store(&*self.folder, tree, StoreOrder::LayersFirst);
-            *current = new;
-            drop(current);
-            return stored;
+            return tree.store_again(&*self.folder);
         }
-        self.store(new, StoreOrder::LayersFirst)?;
+        drop(tree);
         self.folder.remove(&upper.file)
     }
 
     /// Merges the top, which is written meanwhile.
     fn merge_top(
         &self,
-        tree: &ContainerTree,
-        lower: ImageId,
+        upper: &TreeLayer,
+        lower: &TreeLayer,
         opened: OpenedLower,
         observer: &dyn MergeObserver,
     ) -> Result<()> {
@@ -155,21 +173,19 @@ impl LiveChain {
             self.set_mirror(None);
         }
         copied?;
-        let (Some(upper), Some(lower)) = (tree.layer(tree.top()), tree.layer(lower)) else {
-            return Ok(());
-        };
         let mut top = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         top.mirror = None;
         mirror.check()?;
         opened.writer.flush()?;
-        self.finish(tree, upper, lower)?;
+        self.commit_merge(upper, lower)?;
         *top = Top {
             writer: opened.writer,
             file: opened.file,
             seam: opened.seam,
             mirror: None,
         };
-        Ok(())
+        drop(top);
+        self.finish_merge(upper)
     }
 
     fn set_mirror(&self, mirror: Option<Arc<Mirror>>) {

@@ -121,19 +121,15 @@ impl PreparedSnapshot<'_> {
         }
         taken?;
         // The old top is read only from now on: without the memory and the lock of a writer.
-        let tree = chain.tree();
-        match chain.reopened_lower(&tree) {
-            Ok(stack) => chain.enter().seam.replace(stack),
-            // The writer continues to be read.
-            Err(error) if error.is_corrupt() => return Err(error),
-            Err(_) => {}
+        // If it cannot be opened again, the writer continues to be read: the snapshot is taken in any case.
+        if let Ok(stack) = chain.reopened_lower(&chain.tree()) {
+            chain.enter().seam.replace(stack);
         }
         Ok(self.id)
     }
 
     fn exchange_top(&self, file: &Arc<dyn ImageFile>) -> Result<()> {
         let chain = self.chain;
-        let tree = chain.tree();
         let entry = SnapshotEntry {
             name: self.new.name.clone(),
             created_s: self.new.created_s,
@@ -141,14 +137,15 @@ impl PreparedSnapshot<'_> {
             is_hidden: false,
             properties: self.new.properties.clone(),
         };
-        let new_tree = tree.with_snapshot(self.id, entry, &self.name)?;
         let image = chain.folder.path(&self.name).display().to_string();
         let seam = Arc::new(Seam::default());
         // The lower layers are set below, before the first request.
-        let writer = writer_of(Arc::clone(file), tree.new_layer_format(), &image, &seam)?;
+        let writer = writer_of(Arc::clone(file), chain.tree().new_layer_format(), &image, &seam)?;
         let mut top = chain.gate.write().unwrap_or_else(PoisonError::into_inner);
         top.writer.flush()?;
-        chain.store(new_tree, StoreOrder::EntriesFirst)?;
+        chain.edit_tree(StoreOrder::EntriesFirst, |tree| {
+            tree.with_snapshot(self.id, entry, &self.name)
+        })?;
         let mut layers: Vec<Arc<dyn LayerReader>> = vec![Arc::clone(&top.writer) as Arc<dyn LayerReader>];
         layers.extend(top.seam.stack().layers().iter().cloned());
         seam.replace(Arc::new(LayerStack::new(layers)));
@@ -164,8 +161,9 @@ impl PreparedSnapshot<'_> {
 
 impl Drop for PreparedSnapshot<'_> {
     fn drop(&mut self) {
-        if self.file.take().is_some() && !self.chain.tree().layers().iter().any(|layer| layer.file == self.name) {
-            // A leftover is deleted when the container is opened again.
+        // A failed chain may have stored a tree that lists the file. A leftover is deleted when the container is opened
+        // again.
+        if self.file.take().is_some() && !self.chain.has_failed() {
             self.chain.folder.remove(&self.name).ok();
         }
     }

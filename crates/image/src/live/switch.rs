@@ -180,14 +180,19 @@ pub(super) fn switch_in(
     };
     create_layer(folder, &file, tree.new_layer_format(), size_bytes, Some(of_base))?;
     if let Err(error) = new_tree.store(folder, tree, StoreOrder::EntriesFirst) {
-        let is_unchanged = ContainerTree::load(folder).is_ok_and(|stored| stored.layers() == tree.layers());
-        if is_unchanged {
-            folder.remove(&file).ok();
+        match ContainerTree::load(folder) {
+            Ok(stored) if stored.has_layers_of(&new_tree) && folder.sync().is_ok() => {}
+            Ok(stored) if stored.has_layers_of(tree) => {
+                folder.remove(&file).ok();
+                return Err(error);
+            }
+            // The next process that opens the container deletes the file that is not listed.
+            _ => return Err(error),
         }
-        return Err(error);
     }
     if old_top != file {
-        folder.remove(&old_top)?;
+        // The next process that opens the container deletes a file that is left.
+        folder.remove(&old_top).ok();
     }
     Ok(())
 }

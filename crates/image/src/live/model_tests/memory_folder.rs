@@ -35,12 +35,24 @@ struct Disk {
     files: BTreeMap<String, Arc<Mutex<Content>>>,
     /// Files whose names are not durable.
     fresh: BTreeSet<String>,
+    change_count: u64,
 }
 
-/// Changes that are still executed; the last one may be executed in part.
+/// Changes that are still executed.
 #[derive(Debug, Default)]
 struct Budget {
     left: Option<u64>,
+    /// Changes until one fails once.
+    until_fault: Option<u64>,
+}
+
+/// How far a change is executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    Whole,
+    /// It fails, and is executed in part.
+    Faulty,
+    Nothing,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -54,19 +66,34 @@ struct MemoryFolderFile {
     budget: Arc<Mutex<Budget>>,
 }
 
-fn cut_off() -> std::io::Error {
-    std::io::Error::other("the power was cut")
+impl Budget {
+    fn spend(&mut self) -> Extent {
+        if let Some(left) = &mut self.left {
+            if *left == 0 {
+                return Extent::Nothing;
+            }
+            *left -= 1;
+        }
+        match &mut self.until_fault {
+            None => Extent::Whole,
+            Some(0) => {
+                self.until_fault = None;
+                Extent::Faulty
+            }
+            Some(until) => {
+                *until -= 1;
+                Extent::Whole
+            }
+        }
+    }
 }
 
-impl Budget {
-    fn spend(&mut self) -> std::io::Result<()> {
-        match &mut self.left {
-            None => Ok(()),
-            Some(0) => Err(cut_off()),
-            Some(left) => {
-                *left -= 1;
-                Ok(())
-            }
+impl Extent {
+    fn result(self) -> std::io::Result<()> {
+        match self {
+            Self::Whole => Ok(()),
+            Self::Faulty => Err(std::io::ErrorKind::StorageFull.into()),
+            Self::Nothing => Err(std::io::Error::other("the power was cut")),
         }
     }
 }
@@ -75,6 +102,15 @@ impl MemoryFolder {
     /// All changes after the next `count` fail.
     pub(super) fn cut_after(&self, count: u64) {
         self.budget.lock().unwrap().left = Some(count);
+    }
+
+    /// One change after the next `count` fails once. A rename or replacement is executed nevertheless, half the time.
+    pub(super) fn fail_once_after(&self, count: u64) {
+        self.budget.lock().unwrap().until_fault = Some(count);
+    }
+
+    pub(super) fn is_fault_pending(&self) -> bool {
+        self.budget.lock().unwrap().until_fault.is_some()
     }
 
     pub(super) fn is_cut(&self) -> bool {
@@ -106,15 +142,22 @@ impl MemoryFolder {
         Self {
             disk: Arc::new(Mutex::new(Disk {
                 files,
-                fresh: BTreeSet::new(),
+                ..Disk::default()
             })),
             budget: Arc::default(),
         }
     }
 
-    fn spend(&self, name: &str) -> Result<()> {
-        let spent = self.budget.lock().unwrap().spend();
-        spent.map_err(|source| Error::io("change", &self.path(name), source))
+    /// Changes the names. A fault comes before or after the change, by the number of changes.
+    fn change(&self, name: &str, apply: impl FnOnce(&mut Disk)) -> Result<()> {
+        let extent = self.budget.lock().unwrap().spend();
+        let mut disk = self.disk.lock().unwrap();
+        if extent == Extent::Whole || (extent == Extent::Faulty && disk.change_count.is_multiple_of(2)) {
+            apply(&mut disk);
+        }
+        disk.change_count += 1;
+        let result = extent.result();
+        result.map_err(|source| Error::io("change", &self.path(name), source))
     }
 
     fn file(&self, content: &Arc<Mutex<Content>>) -> Arc<dyn ImageFile> {
@@ -167,22 +210,20 @@ impl ChainFolder for MemoryFolder {
     }
 
     fn create(&self, name: &str) -> Result<Arc<dyn ImageFile>> {
-        self.spend(name)?;
-        let mut disk = self.disk.lock().unwrap();
-        assert!(!disk.files.contains_key(name), "{name} exists");
         let content = Arc::default();
-        let file = self.file(&content);
-        disk.files.insert(name.to_owned(), content);
-        disk.fresh.insert(name.to_owned());
-        Ok(file)
+        self.change(name, |disk| {
+            let old = disk.files.insert(name.to_owned(), Arc::clone(&content));
+            assert!(old.is_none(), "{name} exists");
+            disk.fresh.insert(name.to_owned());
+        })?;
+        Ok(self.file(&content))
     }
 
     fn remove(&self, name: &str) -> Result<()> {
-        self.spend(name)?;
-        let mut disk = self.disk.lock().unwrap();
-        disk.files.remove(name);
-        disk.fresh.clear();
-        Ok(())
+        self.change(name, |disk| {
+            disk.files.remove(name);
+            disk.fresh.clear();
+        })
     }
 
     /// Folders are empty here: a name like others.
@@ -191,25 +232,27 @@ impl ChainFolder for MemoryFolder {
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
-        self.spend(from)?;
-        let mut disk = self.disk.lock().unwrap();
-        let content = disk.files.remove(from).expect("it exists");
-        disk.files.insert(to.to_owned(), content);
-        disk.fresh.clear();
-        Ok(())
+        self.change(from, |disk| {
+            let content = disk.files.remove(from).expect("it exists");
+            disk.files.insert(to.to_owned(), content);
+            disk.fresh.clear();
+        })
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.change("", |disk| disk.fresh.clear())
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
-        self.spend(name)?;
-        let mut disk = self.disk.lock().unwrap();
-        let content = Content {
-            live: bytes.to_vec(),
-            durable: bytes.to_vec(),
-            unsynced: Vec::new(),
-        };
-        disk.files.insert(name.to_owned(), Arc::new(Mutex::new(content)));
-        disk.fresh.clear();
-        Ok(())
+        self.change(name, |disk| {
+            let content = Content {
+                live: bytes.to_vec(),
+                durable: bytes.to_vec(),
+                unsynced: Vec::new(),
+            };
+            disk.files.insert(name.to_owned(), Arc::new(Mutex::new(content)));
+            disk.fresh.clear();
+        })
     }
 
     fn load(&self, name: &str) -> Result<Option<Vec<u8>>> {
@@ -227,9 +270,13 @@ impl ChainFolder for MemoryFolder {
 }
 
 impl MemoryFolderFile {
-    fn spend(&self, action: &'static str) -> BlockResult<()> {
-        let spent = self.budget.lock().unwrap().spend();
-        spent.map_err(|source| BlockError::io(action, 0, source))
+    /// Changes the content: `apply` gets how far.
+    fn change(&self, action: &'static str, apply: impl FnOnce(&mut Content, Extent)) -> BlockResult<()> {
+        let extent = self.budget.lock().unwrap().spend();
+        if extent != Extent::Nothing {
+            apply(&mut self.content.lock().unwrap(), extent);
+        }
+        extent.result().map_err(|source| BlockError::io(action, 0, source))
     }
 }
 
@@ -248,36 +295,43 @@ impl ImageFile for MemoryFolderFile {
     }
 
     fn write_at(&self, data: &[u8], offset: u64) -> BlockResult<()> {
-        self.spend("write")?;
-        self.content.lock().unwrap().put(data, to_usize(offset));
-        Ok(())
+        self.change("write", |content, extent| {
+            let length = match extent {
+                Extent::Whole => data.len(),
+                _ => data.len() / 2 / SECTOR * SECTOR,
+            };
+            content.put(&data[..length], to_usize(offset));
+        })
     }
 
     fn set_length(&self, length_bytes: u64) -> BlockResult<()> {
-        self.spend("resize")?;
-        let mut content = self.content.lock().unwrap();
-        let length = to_usize(length_bytes);
-        content.live.resize(length, 0);
-        // A file that shrinks and grows again has zeroes; here a shorter file is durable at once.
-        content.durable.truncate(length);
-        Ok(())
+        self.change("resize", |content, extent| {
+            if extent == Extent::Whole {
+                let length = to_usize(length_bytes);
+                content.live.resize(length, 0);
+                // A file that shrinks and grows again has zeroes; here a shorter file is durable at once.
+                content.durable.truncate(length);
+            }
+        })
     }
 
     fn punch(&self, range: Range<u64>) -> BlockResult<()> {
-        self.spend("punch")?;
-        let mut content = self.content.lock().unwrap();
-        let end = to_usize(range.end).min(content.live.len());
-        let start = to_usize(range.start).min(end);
-        content.put(&vec![0; end - start], start);
-        Ok(())
+        self.change("punch", |content, extent| {
+            if extent == Extent::Whole {
+                let end = to_usize(range.end).min(content.live.len());
+                let start = to_usize(range.start).min(end);
+                content.put(&vec![0; end - start], start);
+            }
+        })
     }
 
     fn sync(&self) -> BlockResult<()> {
-        self.spend("flush")?;
-        let mut content = self.content.lock().unwrap();
-        content.durable = content.live.clone();
-        content.unsynced.clear();
-        Ok(())
+        self.change("flush", |content, extent| {
+            if extent == Extent::Whole {
+                content.durable = content.live.clone();
+                content.unsynced.clear();
+            }
+        })
     }
 
     fn extents(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {

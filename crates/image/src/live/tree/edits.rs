@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::super::folder::ChainFolder;
 use super::{ContainerTree, Listing, SnapshotEntry, TreeLayer, layers_of};
 use crate::{DiskDescriptor, Format, ImageId, Result};
 
@@ -66,6 +67,26 @@ impl ContainerTree {
         }
         new.snapshots.remove(&lower);
         Ok(new)
+    }
+
+    /// Removes the layers of merges whose file was renamed, and of deletions, before the tree could be stored.
+    pub(super) fn without_finished_merges(self, folder: &dyn ChainFolder) -> Result<Self> {
+        if !self.merge_renames() || !self.layers.iter().any(|layer| self.is_hidden(layer.id)) {
+            return Ok(self);
+        }
+        let names = folder.names()?;
+        let mut tree = self;
+        loop {
+            let is_gone = |layer: &&TreeLayer| !names.contains(&layer.file) && tree.is_hidden(layer.id);
+            let Some(lower) = tree.layers.iter().find(is_gone).map(|layer| layer.id) else {
+                return Ok(tree);
+            };
+            tree = match tree.children_of(lower)[..] {
+                [upper] => tree.with_merged(lower, upper.id)?,
+                [] => tree.without_leaf(lower)?,
+                _ => return Ok(tree),
+            };
+        }
     }
 
     /// Removes a layer without children, which is not the top.

@@ -137,7 +137,7 @@ impl ContainerTree {
                 }
             }
         };
-        tree.validated(&name)
+        tree.validated(&name)?.without_finished_merges(folder)
     }
 
     fn of_document(document: document::Document, name: &str) -> Result<Self> {
@@ -226,6 +226,11 @@ impl ContainerTree {
         std::iter::successors(self.layer(id), below)
             .take(self.layers.len() + 1)
             .collect()
+    }
+
+    /// Whether the layers, and which one is the top, are those of `other`.
+    pub(crate) fn has_layers_of(&self, other: &Self) -> bool {
+        self.layers == other.layers && self.top == other.top
     }
 
     /// The layers directly above `id`.
@@ -390,6 +395,11 @@ impl ContainerTree {
             StoreOrder::EntriesFirst => store_entries().and_then(|()| store_layers()),
             StoreOrder::LayersFirst => store_layers().and_then(|()| store_entries()),
         }
+    }
+
+    /// Stores a tree whose layers are listed by `container.json`, whatever is stored.
+    pub(crate) fn store_again(&self, folder: &dyn ChainFolder) -> Result<()> {
+        folder.replace(CONTAINER_FILE, &document::encode(self))
     }
 
     /// Stores the tree of a new container.
