@@ -5,12 +5,13 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_block::BlockDevice;
+use holdfast_block::{BlockDevice, Clock};
 use holdfast_guest_files::{Content, DiskSource, Volume, find_volumes};
 use holdfast_host::loop_device::{LoopDevice, LoopRequest, file_of_loop_device, loop_devices_of, refresh_loop_size};
 use holdfast_host::provider::Mounts;
-use holdfast_host::{Answer, Tools};
+use holdfast_host::{Answer, Tools, retry_while_in_use};
 use rustix::fs::{AtFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
 use super::place::DISK_FILE;
@@ -277,18 +278,19 @@ pub(super) fn disk_mounted_on(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Unmounts the file system of a disk everywhere.
-pub(super) fn unmount_file_systems(disk: &Path) -> Result<Vec<PathBuf>> {
+pub(super) fn unmount_file_systems(disk: &Path, clock: &dyn Clock) -> Result<Vec<PathBuf>> {
     let points = mount_points(disk);
     for point in points.iter().rev() {
-        unmount(point)?;
+        unmount(point, clock)?;
     }
     Ok(points)
 }
 
-fn unmount(folder: &Path) -> Result<()> {
-    rustix::mount::unmount(folder, UnmountFlags::NOFOLLOW).map_err(|errno| {
+fn unmount(folder: &Path, clock: &dyn Clock) -> Result<()> {
+    let unmount = || rustix::mount::unmount(folder, UnmountFlags::NOFOLLOW);
+    retry_while_in_use(clock, |errno| *errno == Errno::BUSY, unmount).map_err(|errno| {
         Error::from(match errno {
-            rustix::io::Errno::BUSY => ContainerError::InUse {
+            Errno::BUSY => ContainerError::InUse {
                 folder: folder.to_owned(),
             },
             errno => ContainerError::Unmount {

@@ -197,7 +197,7 @@ pub struct UnmountedContainer {
 pub fn unmount_container(place: &ContainerPlace, job: Job<'_>) -> Result<UnmountedContainer> {
     const PATIENCE: Duration = Duration::from_secs(30);
     let disk = place.disk_file();
-    let points = unmount_file_systems(&disk)?;
+    let points = unmount_file_systems(&disk, job.clock)?;
     let is_held = || ContainerLock::is_held(&place.folder).unwrap_or(false);
     if points.is_empty() && !is_held() {
         return Err(ContainerError::NotMounted {

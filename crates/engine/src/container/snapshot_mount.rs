@@ -251,7 +251,7 @@ pub(crate) fn with_served_file_system<T>(
     };
     let done = mount.mount().and_then(|_| {
         let done = work(&root);
-        let unmounted = unmount_file_systems(&disk);
+        let unmounted = unmount_file_systems(&disk, job.clock);
         let done = done?;
         unmounted?;
         Ok(done)
@@ -287,7 +287,7 @@ pub fn unmount_snapshot(folder: &Path, job: Job<'_>) -> Result<bool> {
     let Some(disk) = disk_mounted_on(folder) else {
         return Ok(false);
     };
-    unmount_file_systems(&disk)?;
+    unmount_file_systems(&disk, job.clock)?;
     // Its server ends with its own file system, and deletes its folder.
     let deadline = job.clock.now() + PATIENCE;
     if let Some(served) = disk.parent() {

@@ -6,3 +6,4 @@ pub mod freeze;
 pub mod fuse_mount;
 pub mod loop_device;
 pub mod provider;
+pub(crate) mod retries;

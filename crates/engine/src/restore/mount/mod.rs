@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use holdfast_host::fuse_mount::{
     FuseMountError, FuseMountRequest, MountAccess, MountReaders, UnmountMode, mount_fuse, unmount_fuse,
+    unmount_unused_fuse,
 };
 use holdfast_serve::fuse::{Directory, FileAccess, FileTree, FuseServer, MountEvents, Owner, SessionStart};
 
@@ -99,7 +100,7 @@ impl Mount<'_> {
     fn end(mut self, server: &FuseServer, job: Job<'_>) -> Result<()> {
         self.is_mounted = false;
         if !server.is_ended() {
-            match unmount_fuse(self.folder, UnmountMode::Unused) {
+            match unmount_unused_fuse(self.folder, job.clock) {
                 Ok(()) => {}
                 Err(FuseMountError::InUse { .. }) => {
                     job.progress.warning(&format!(

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut, Error as DeviceError, LoggedDevice, WriteLog};
 use holdfast_host::HandedProcess;
-use holdfast_host::fuse_mount::{FuseMountError, UnmountMode, unmount_fuse};
+use holdfast_host::fuse_mount::{FuseMountError, UnmountMode, unmount_fuse, unmount_unused_fuse};
 use holdfast_image::{Format, ImageLock, Locking, OpenOptions, open_mut};
 use holdfast_serve::fuse::{
     Directory, FileAccess, FileContent, FileTree, FuseServer, MountEvents, Negotiation, SessionStart, TreeEntry,
@@ -322,7 +322,7 @@ impl Supervisor<'_> {
 
     /// Unmounts on request. Nothing that programs have written is lost: the worker ends when they have closed the file.
     fn stop(&self, place: &MountPlace) -> Result<()> {
-        match unmount_fuse(&place.folder, UnmountMode::Unused) {
+        match unmount_unused_fuse(&place.folder, self.job.clock) {
             Err(FuseMountError::InUse { folder }) => {
                 self.job.progress.warning(&format!(
                     "programs still use files below {}: they are served until the programs close them",
