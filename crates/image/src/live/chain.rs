@@ -84,6 +84,7 @@ impl LiveChain {
 
     pub(super) fn open_in(folder: Arc<dyn ChainFolder>, options: LiveOptions) -> Result<Self> {
         let tree = ContainerTree::load(&*folder)?;
+        sync_visible(&*folder, &tree)?;
         delete_leftovers(&*folder, &tree)?;
         let access = match options.locking {
             Locking::Lock => Access::Write,
@@ -237,6 +238,17 @@ impl ChainStatus {
             tree,
         })
     }
+}
+
+/// Makes durable what the chain shows and a flush of its top does not cover: names, and the layer of a merge that a
+/// killed process has written in part. If the write of the same range to the top was lost, that layer shows it.
+fn sync_visible(folder: &dyn ChainFolder, tree: &ContainerTree) -> Result<()> {
+    for layer in tree.chain_of(tree.top()).iter().skip(1) {
+        if tree.is_hidden(layer.id) {
+            folder.open(&layer.file, Access::Read)?.sync()?;
+        }
+    }
+    folder.sync()
 }
 
 /// Deletes new layers and folders with memory that no tree lists.

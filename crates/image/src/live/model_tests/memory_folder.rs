@@ -18,7 +18,7 @@ const SECTOR: usize = 512;
 pub(super) enum Cut {
     /// What was not synced is there or not, by sectors.
     Power,
-    /// All completed changes are there.
+    /// All completed changes are there, and what was not synced may be lost later.
     Kill,
 }
 
@@ -126,23 +126,21 @@ impl MemoryFolder {
             if cut == Cut::Power && disk.fresh.contains(name) && random.one_in(2) {
                 continue;
             }
-            let bytes = match cut {
-                Cut::Kill => content.live.clone(),
-                Cut::Power => content.after_power_cut(random),
+            let content = match cut {
+                Cut::Kill => content.clone(),
+                Cut::Power => Content::durable(content.after_power_cut(random)),
             };
-            files.insert(
-                name.clone(),
-                Arc::new(Mutex::new(Content {
-                    live: bytes.clone(),
-                    durable: bytes,
-                    unsynced: Vec::new(),
-                })),
-            );
+            files.insert(name.clone(), Arc::new(Mutex::new(content)));
         }
+        let fresh = match cut {
+            Cut::Kill => disk.fresh.clone(),
+            Cut::Power => BTreeSet::new(),
+        };
         Self {
             disk: Arc::new(Mutex::new(Disk {
                 files,
-                ..Disk::default()
+                fresh,
+                change_count: disk.change_count,
             })),
             budget: Arc::default(),
         }
@@ -169,6 +167,14 @@ impl MemoryFolder {
 }
 
 impl Content {
+    fn durable(bytes: Vec<u8>) -> Self {
+        Self {
+            live: bytes.clone(),
+            durable: bytes,
+            unsynced: Vec::new(),
+        }
+    }
+
     fn after_power_cut(&self, random: &mut SeededRandom) -> Vec<u8> {
         let mut bytes = self.durable.clone();
         // The length is durable or not as well.
@@ -245,11 +251,7 @@ impl ChainFolder for MemoryFolder {
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
         self.change(name, |disk| {
-            let content = Content {
-                live: bytes.to_vec(),
-                durable: bytes.to_vec(),
-                unsynced: Vec::new(),
-            };
+            let content = Content::durable(bytes.to_vec());
             disk.files.insert(name.to_owned(), Arc::new(Mutex::new(content)));
             disk.fresh.clear();
         })
