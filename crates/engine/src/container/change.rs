@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use holdfast_block::{BlockDevice as _, BlockDeviceMut as _};
+use holdfast_block::{BlockDevice as _, BlockDeviceMut as _, Clock};
 use holdfast_host::Tools;
 use holdfast_host::freeze::trim_file_system;
 use holdfast_image::{
@@ -44,6 +44,10 @@ pub struct TakenSnapshot {
     pub state: SnapshotState,
     /// How long writes waited, in microseconds; 0 if the container was not mounted.
     pub paused_us: u64,
+    /// Why the file system was not frozen, although that was requested.
+    pub not_frozen: Option<String>,
+    /// Why the file system could not be thawed.
+    pub thaw_failure: Option<String>,
 }
 
 /// A container that no other process uses.
@@ -91,44 +95,10 @@ fn unexpected(place: &ContainerPlace) -> Error {
 /// # Errors
 /// The name is taken or not valid; the file system cannot be frozen; a file cannot be written.
 pub fn take_snapshot(place: &ContainerPlace, request: &SnapshotRequest, job: Job<'_>) -> Result<TakenSnapshot> {
-    take_snapshot_with(place, request, BTreeMap::new(), job)
-}
-
-/// Takes a snapshot with further facts.
-pub(super) fn take_snapshot_with(
-    place: &ContainerPlace,
-    request: &SnapshotRequest,
-    further: BTreeMap<String, String>,
-    job: Job<'_>,
-) -> Result<TakenSnapshot> {
-    let mut properties = request.properties.clone();
-    properties.extend(further);
-    let (id, state, paused_us) = match Access::open(place, job)? {
-        Access::Online(mut client) => {
-            let asked = ControlRequest::Snapshot {
-                name: request.name.clone(),
-                comment: request.comment.clone(),
-                created_s: request.created_s,
-                properties,
-                consistency: request.consistency,
-            };
-            match client.call(asked, job)? {
-                ControlResult::Taken {
-                    id,
-                    is_frozen,
-                    paused_us,
-                } => {
-                    let state = if is_frozen {
-                        SnapshotState::Frozen
-                    } else {
-                        SnapshotState::Crash
-                    };
-                    (id, state, paused_us)
-                }
-                _ => return Err(unexpected(place)),
-            }
-        }
+    match Access::open(place, job)? {
+        Access::Online(mut client) => request.taken(client.call(request.online(), job)?, place),
         Access::Offline(offline) => {
+            let mut properties = request.properties.clone();
             properties.insert(
                 CONSISTENCY_PROPERTY.to_owned(),
                 SnapshotState::Unmounted.word().to_owned(),
@@ -139,15 +109,66 @@ pub(super) fn take_snapshot_with(
                 created_s: Some(request.created_s),
                 properties,
             })?;
-            (prepared.commit()?.to_string(), SnapshotState::Unmounted, 0)
+            let id = prepared.commit()?.to_string();
+            Ok(TakenSnapshot {
+                name: request.name.clone().unwrap_or_else(|| id.clone()),
+                id,
+                state: SnapshotState::Unmounted,
+                paused_us: 0,
+                not_frozen: None,
+                thaw_failure: None,
+            })
         }
-    };
-    Ok(TakenSnapshot {
-        name: request.name.clone().unwrap_or_else(|| id.clone()),
-        id,
-        state,
-        paused_us,
-    })
+    }
+}
+
+/// Takes a snapshot of a mounted container. It cannot be interrupted: after an interruption, it would not be known
+/// whether there is a snapshot.
+pub(super) fn take_mounted_snapshot(
+    place: &ContainerPlace,
+    request: &SnapshotRequest,
+    clock: &dyn Clock,
+) -> Result<TakenSnapshot> {
+    let mut client = ControlClient::connect_to_used(place, clock)?;
+    request.taken(client.request(request.online())?, place)
+}
+
+impl SnapshotRequest {
+    fn online(&self) -> ControlRequest {
+        ControlRequest::Snapshot {
+            name: self.name.clone(),
+            comment: self.comment.clone(),
+            created_s: self.created_s,
+            properties: self.properties.clone(),
+            consistency: self.consistency,
+        }
+    }
+
+    fn taken(&self, result: ControlResult, place: &ContainerPlace) -> Result<TakenSnapshot> {
+        let ControlResult::Taken {
+            id,
+            is_frozen,
+            paused_us,
+            not_frozen,
+            thaw_failure,
+        } = result
+        else {
+            return Err(unexpected(place));
+        };
+        let state = if is_frozen {
+            SnapshotState::Frozen
+        } else {
+            SnapshotState::Crash
+        };
+        Ok(TakenSnapshot {
+            name: self.name.clone().unwrap_or_else(|| id.clone()),
+            id,
+            state,
+            paused_us,
+            not_frozen,
+            thaw_failure,
+        })
+    }
 }
 
 /// The result of a deletion.

@@ -87,6 +87,12 @@ pub(super) enum ControlResult {
         id: String,
         is_frozen: bool,
         paused_us: u64,
+        /// Why the file system was not frozen, although that was requested.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        not_frozen: Option<String>,
+        /// Why the file system could not be thawed.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        thaw_failure: Option<String>,
     },
     Collapsed {
         merged_count: usize,

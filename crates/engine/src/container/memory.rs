@@ -20,33 +20,33 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{rename_durably, sync_folder_of};
-use holdfast_image::{
-    ContainerLock, ContainerTree, LiveChain, LiveOptions, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, is_memory_folder,
-    new_memory_folder, plan_switch,
-};
+use holdfast_block::rename_durably;
+use holdfast_host::provider::Mounts;
+use holdfast_image::{ContainerTree, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, new_memory_folder};
 
 use super::attach::mount_points;
-use super::change::{SnapshotRequest, TakenSnapshot, take_snapshot_with};
-use super::pause::PauseNote;
+use super::change::{SnapshotRequest, TakenSnapshot, take_mounted_snapshot};
+use super::pause::{PauseLock, may_be_paused};
 use super::place::ContainerPlace;
 use super::runtime::{CriuFolders, RuntimeRequest, RuntimeState, RuntimeVersions, memory_error};
 use crate::job::error::{ContainerError, MemoryProblem};
 use crate::job::{Error, Job, Result};
 
 /// The configuration of the container, in the folder with its memory.
-const CONFIG_FILE: &str = "config.json";
+pub(super) const CONFIG_FILE: &str = "config.json";
 /// The folder with what CRIU has written.
-const IMAGE_FOLDER: &str = "images";
+pub(super) const IMAGE_FOLDER: &str = "images";
+/// The file that CRIU writes last.
+const INVENTORY_FILE: &str = "inventory.img";
 /// The folder with the logs of the last checkpoint or restore that failed.
 const LOG_FOLDER: &str = "memory-log";
 
 /// Properties of a snapshot with memory.
 const RUNTIME_PROPERTY: &str = "runtime";
-const RUNTIME_ID_PROPERTY: &str = "runtime.id";
-const RUNTIME_ROOT_PROPERTY: &str = "runtime.root";
-const BUNDLE_PROPERTY: &str = "runtime.bundle";
-const MOUNT_PROPERTY: &str = "runtime.mount";
+pub(super) const RUNTIME_ID_PROPERTY: &str = "runtime.id";
+pub(super) const RUNTIME_ROOT_PROPERTY: &str = "runtime.root";
+pub(super) const BUNDLE_PROPERTY: &str = "runtime.bundle";
+pub(super) const MOUNT_PROPERTY: &str = "runtime.mount";
 
 /// A snapshot with memory that was taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,7 @@ struct NewMemory {
     complete: PathBuf,
     name: String,
     log: PathBuf,
+    /// A snapshot lists the folder, or may list it.
     is_listed: bool,
 }
 
@@ -99,10 +100,25 @@ impl NewMemory {
     /// Makes the folder durable, under its final name. Returns its bytes.
     fn complete(&self) -> Result<u64> {
         let failed = |source| file_error("sync", &self.partial, source);
+        if !self.images().join(INVENTORY_FILE).is_file() {
+            return Err(memory_error(
+                MemoryProblem::Checkpoint,
+                format!("CRIU has reported success, and has written no {INVENTORY_FILE}"),
+            ));
+        }
         let bytes = sync_tree(&self.partial).map_err(failed)?;
         rename_durably(&self.partial, &self.complete).map_err(failed)?;
         Ok(bytes)
     }
+}
+
+/// Whether a snapshot of the container lists the memory `name`; also if that cannot be found out.
+fn may_be_listed(place: &ContainerPlace, name: &str) -> bool {
+    let is_name = |value: &String| value == name;
+    ContainerTree::open(&place.folder).map_or(true, |tree| {
+        let mut snapshots = tree.snapshots().into_iter();
+        snapshots.any(|(_, entry)| entry.properties.get(MEMORY_PROPERTY).is_some_and(is_name))
+    })
 }
 
 impl Drop for NewMemory {
@@ -115,7 +131,7 @@ impl Drop for NewMemory {
     }
 }
 
-fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> Error {
+pub(super) fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> Error {
     Error::File {
         action,
         path: path.to_owned(),
@@ -129,7 +145,7 @@ fn make_folder(path: &Path) -> Result<()> {
     made.map_err(|source| file_error("create", path, source))
 }
 
-fn make_log_folder(place: &ContainerPlace) -> Result<PathBuf> {
+pub(super) fn make_log_folder(place: &ContainerPlace) -> Result<PathBuf> {
     let path = place.folder.join(LOG_FOLDER);
     match std::fs::remove_dir_all(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(file_error("replace", &path, error)),
@@ -189,7 +205,10 @@ fn preflight(place: &ContainerPlace, request: &SnapshotRequest, runtime: &Runtim
         .into());
     }
     let rootfs = state.rootfs.canonicalize().unwrap_or_else(|_| state.rootfs.clone());
-    let Some(point) = points.into_iter().find(|point| rootfs.starts_with(point)) else {
+    // Another file system may be mounted below the mount point.
+    let mounts = Mounts::read()?;
+    let is_on = |point: &PathBuf| mounts.point_of(&rootfs) == Some(point);
+    let Some(point) = points.into_iter().find(is_on) else {
         return Err(memory_error(
             MemoryProblem::OtherDisk,
             format!(
@@ -200,6 +219,12 @@ fn preflight(place: &ContainerPlace, request: &SnapshotRequest, runtime: &Runtim
             ),
         ));
     };
+    check_text(&[
+        &place.folder,
+        &state.bundle,
+        &point,
+        runtime.root.as_deref().unwrap_or(Path::new("")),
+    ])?;
     let config = state.bundle.join(CONFIG_FILE);
     Ok(Checked {
         config: std::fs::read(&config).map_err(|source| file_error("read", &config, source))?,
@@ -207,6 +232,17 @@ fn preflight(place: &ContainerPlace, request: &SnapshotRequest, runtime: &Runtim
         state,
         point,
     })
+}
+
+/// Paths are recorded in the snapshot, and are arguments of runc.
+fn check_text(paths: &[&Path]) -> Result<()> {
+    match paths.iter().find(|path| path.to_str().is_none()) {
+        None => Ok(()),
+        Some(path) => Err(memory_error(
+            MemoryProblem::NoText,
+            format!("the path {} is not valid UTF-8", path.display()),
+        )),
+    }
 }
 
 /// Takes a snapshot of the disk of a container, with the memory and the configuration of its processes, which are
@@ -220,36 +256,42 @@ pub fn take_memory_snapshot(
     runtime: &RuntimeRequest<'_>,
     job: Job<'_>,
 ) -> Result<TakenMemory> {
+    let taken = PauseLock::take(place);
+    if taken.is_err() {
+        // Without a mounted container there is no lock, and the preflight names what else is missing.
+        preflight(place, request, runtime)?;
+    }
+    let Some(lock) = taken? else {
+        return Err(memory_error(
+            MemoryProblem::Busy,
+            format!(
+                "another snapshot with memory of {} is being taken",
+                place.folder.display()
+            ),
+        ));
+    };
+    if let Some(ended) = lock.end_abandoned(runtime.tools) {
+        ended.result?;
+    }
     let checked = preflight(place, request, runtime)?;
     let mut new = NewMemory::make(place, &checked.config)?;
     // What is written here needs not be written while the processes wait.
     let folder = File::open(&checked.point).map_err(|source| file_error("open", &checked.point, source))?;
     rustix::fs::syncfs(&folder).map_err(|errno| file_error("sync", &checked.point, errno.into()))?;
-    let note = PauseNote::write(place, runtime)?;
+    lock.note(runtime)?;
     let start = job.clock.now();
     // A pause that fails may have paused some of the processes.
     let taken = runtime
         .pause()
-        .and_then(|()| take_paused(place, request, runtime, &checked, &new, job));
+        .and_then(|()| take_paused(place, request, runtime, &checked, &mut new, job));
     let resumed = runtime.resume();
     let paused = job.clock.now().saturating_sub(start);
-    let mut taken = match (taken, resumed) {
-        (Ok(taken), Ok(())) => taken,
-        (Err(error), _) => {
-            // After a failed pause nothing may be paused, so a failed resume tells nothing.
-            if runtime.state()?.is_some_and(|state| state.status == "paused") {
-                note.keep();
-            }
-            return Err(error);
-        }
-        (Ok(_), Err(error)) => {
-            // The worker tries again.
-            new.is_listed = true;
-            note.keep();
-            return Err(error);
-        }
-    };
-    new.is_listed = true;
+    // After a failed pause nothing may be paused, and a failed resume says nothing. The worker ends what is left.
+    if resumed.is_ok() || !may_be_paused(runtime) {
+        lock.resolve();
+    }
+    let mut taken = taken?;
+    resumed?;
     std::fs::remove_dir_all(&new.log).ok();
     taken.paused = paused;
     Ok(taken)
@@ -261,7 +303,7 @@ fn take_paused(
     request: &SnapshotRequest,
     runtime: &RuntimeRequest<'_>,
     checked: &Checked,
-    new: &NewMemory,
+    new: &mut NewMemory,
     job: Job<'_>,
 ) -> Result<TakenMemory> {
     let start = job.clock.now();
@@ -274,7 +316,8 @@ fn take_paused(
     let synced = job.clock.now();
     job.interrupt.check()?;
     let text = |path: &Path| path.display().to_string();
-    let mut properties = BTreeMap::from([
+    let mut request = request.clone();
+    request.properties.extend(BTreeMap::from([
         (MEMORY_PROPERTY.to_owned(), new.name.clone()),
         (
             RUNTIME_PROPERTY.to_owned(),
@@ -283,11 +326,15 @@ fn take_paused(
         (RUNTIME_ID_PROPERTY.to_owned(), runtime.id.clone()),
         (BUNDLE_PROPERTY.to_owned(), text(&checked.state.bundle)),
         (MOUNT_PROPERTY.to_owned(), text(&checked.point)),
-    ]);
+    ]));
     if let Some(root) = &runtime.root {
-        properties.insert(RUNTIME_ROOT_PROPERTY.to_owned(), text(root));
+        let root = (RUNTIME_ROOT_PROPERTY.to_owned(), text(root));
+        request.properties.extend([root]);
     }
-    let snapshot = take_snapshot_with(place, request, properties, job)?;
+    let taken = take_mounted_snapshot(place, &request, job.clock);
+    // A worker that has ended may have taken it before.
+    new.is_listed = taken.is_ok() || may_be_listed(place, &new.name);
+    let snapshot = taken?;
     Ok(TakenMemory {
         snapshot,
         paused: Duration::ZERO,
@@ -295,162 +342,4 @@ fn take_paused(
         sync: synced.saturating_sub(dumped),
         memory_bytes,
     })
-}
-
-/// A container to start from the memory of a snapshot.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResumePlan {
-    /// The name of the snapshot.
-    pub snapshot: String,
-    /// Where its disk has to be mounted.
-    pub folder: PathBuf,
-    /// The name of the container for runc.
-    pub id: String,
-    /// The folder with the state of runc, if not its default.
-    pub root: Option<PathBuf>,
-    /// The folder with the configuration.
-    pub bundle: PathBuf,
-    /// The folder with the memory.
-    memory: PathBuf,
-}
-
-/// What the user says about a container to resume; the rest is as in the snapshot.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct ResumeChoice {
-    /// The name of the container for runc.
-    pub id: Option<String>,
-    /// The folder with the state of runc.
-    pub root: Option<PathBuf>,
-    /// A folder whose configuration is used, whatever it is.
-    pub bundle: Option<PathBuf>,
-}
-
-/// Finds out what has to be done to resume the processes of the snapshot that the container was switched to.
-///
-/// # Errors
-/// The container is mounted, its current state is not that of a snapshot with memory, or the configuration has changed.
-pub fn plan_resume(place: &ContainerPlace, choice: &ResumeChoice) -> Result<ResumePlan> {
-    let on = |error: holdfast_image::Error| Error::from(error).on(&place.folder);
-    if ContainerLock::is_held(&place.folder).map_err(on)? {
-        return Err(ContainerError::Mounted {
-            container: place.folder.clone(),
-        }
-        .into());
-    }
-    let tree = ContainerTree::open(&place.folder).map_err(on)?;
-    let base = tree.chain_of(tree.top()).get(1).map(|layer| layer.id);
-    let found = tree.snapshots().into_iter().find(|(id, _)| Some(*id) == base);
-    let no_memory = || {
-        memory_error(
-            MemoryProblem::NoMemory,
-            format!("{} is not at a snapshot with memory", place.folder.display()),
-        )
-    };
-    let (id, entry) = found.ok_or_else(no_memory)?;
-    let property = |key: &str| entry.properties.get(key).cloned();
-    let memory = property(MEMORY_PROPERTY).filter(|name| is_memory_folder(name));
-    let memory = place.folder.join(memory.ok_or_else(no_memory)?);
-    if plan_switch(&place.folder, id).map_err(on)?.written_bytes > 0 {
-        return Err(memory_error(
-            MemoryProblem::DiskChanged,
-            format!(
-                "the disk of {} was written after the switch to {}: it does not fit the memory any more",
-                place.folder.display(),
-                tree.name_of(id)
-            ),
-        ));
-    }
-    let recorded = property(BUNDLE_PROPERTY).map(PathBuf::from);
-    let bundle = match (&choice.bundle, recorded) {
-        (Some(bundle), _) => bundle.clone(),
-        (None, Some(bundle)) => {
-            check_config(&bundle, &memory)?;
-            bundle
-        }
-        (None, None) => return Err(no_memory()),
-    };
-    Ok(ResumePlan {
-        snapshot: tree.name_of(id),
-        folder: property(MOUNT_PROPERTY).map(PathBuf::from).ok_or_else(no_memory)?,
-        id: choice
-            .id
-            .clone()
-            .or_else(|| property(RUNTIME_ID_PROPERTY))
-            .ok_or_else(no_memory)?,
-        root: choice
-            .root
-            .clone()
-            .or_else(|| property(RUNTIME_ROOT_PROPERTY).map(PathBuf::from)),
-        bundle,
-        memory,
-    })
-}
-
-fn check_config(bundle: &Path, memory: &Path) -> Result<()> {
-    let recorded = memory.join(CONFIG_FILE);
-    let wanted = std::fs::read(&recorded).map_err(|source| file_error("read", &recorded, source))?;
-    if std::fs::read(bundle.join(CONFIG_FILE)).is_ok_and(|current| current == wanted) {
-        return Ok(());
-    }
-    Err(memory_error(
-        MemoryProblem::ConfigChanged,
-        format!(
-            "{} is missing or not the one of the snapshot, {}",
-            bundle.join(CONFIG_FILE).display(),
-            recorded.display()
-        ),
-    ))
-}
-
-/// Checks that runc and CRIU can resume `plan`, and lets runc forget a container of this name that has ended.
-///
-/// # Errors
-/// They cannot, or a container of this name runs.
-pub fn check_resume(plan: &ResumePlan, runtime: &RuntimeRequest<'_>) -> Result<()> {
-    runtime.check_programs()?;
-    match runtime.state()? {
-        None => Ok(()),
-        Some(state) if state.status == "stopped" => runtime.forget(),
-        Some(state) => Err(memory_error(
-            MemoryProblem::IdInUse,
-            format!("the container {} of runc is {}", plan.id, state.status),
-        )),
-    }
-}
-
-/// Starts the processes of `plan` from their memory; its disk is mounted. Returns how long it took.
-///
-/// # Errors
-/// runc or CRIU has failed.
-pub fn restore_memory(
-    place: &ContainerPlace,
-    plan: &ResumePlan,
-    runtime: &RuntimeRequest<'_>,
-    job: Job<'_>,
-) -> Result<Duration> {
-    let start = job.clock.now();
-    let log = make_log_folder(place)?;
-    let folders = CriuFolders {
-        images: &plan.memory.join(IMAGE_FOLDER),
-        work: &log,
-    };
-    runtime.restore(&plan.bundle, folders, job.clock)?;
-    std::fs::remove_dir_all(&log).ok();
-    sync_folder_of(&log).ok();
-    Ok(job.clock.now().saturating_sub(start))
-}
-
-/// Puts the disk, which a mount has changed, back to the snapshot of `plan`, so that the resume can be repeated.
-///
-/// # Errors
-/// The container is in use.
-pub fn return_to_memory(place: &ContainerPlace, plan: &ResumePlan) -> Result<()> {
-    let on = |error: holdfast_image::Error| Error::from(error).on(&place.folder);
-    let lock = ContainerLock::take(&place.folder).map_err(on)?;
-    drop(LiveChain::open(&place.folder, LiveOptions::default()).map_err(on)?);
-    let tree = ContainerTree::open(&place.folder).map_err(on)?;
-    let id = tree.find_snapshot(&plan.snapshot).map_err(on)?;
-    holdfast_image::switch(&place.folder, id, &holdfast_image::CurrentState::Discard).map_err(on)?;
-    drop(lock);
-    Ok(())
 }

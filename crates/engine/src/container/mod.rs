@@ -18,6 +18,7 @@ mod memory;
 mod pause;
 mod place;
 mod remains;
+mod resume;
 mod runtime;
 mod serve;
 mod snapshot_mount;
@@ -36,12 +37,10 @@ pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, create_container};
 pub(crate) use create::{PARTIAL_ENDING, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
-pub use memory::{
-    ResumeChoice, ResumePlan, TakenMemory, check_resume, plan_resume, restore_memory, return_to_memory,
-    take_memory_snapshot,
-};
+pub use memory::{TakenMemory, take_memory_snapshot};
 pub use place::ContainerPlace;
 pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};
+pub use resume::{ResumeChoice, ResumePlan, check_resume, plan_resume, restore_memory, return_to_memory};
 pub use runtime::RuntimeRequest;
 pub use serve::{
     ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,

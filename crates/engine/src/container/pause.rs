@@ -1,11 +1,14 @@
-//! The note of a pause: who has paused a container of runc, so that a process that was killed leaves none paused.
+//! The pause of a container of runc, so that a process that is killed leaves no container paused.
 //!
-//! The note is a file in the runtime folder of the container, locked by the process that has paused, and by runc and CRIU,
-//! which inherit the lock: CRIU freezes again what is resumed before its end. If the lock is free, all of them have
-//! ended, and the worker of the container resumes it.
+//! Two files in the runtime folder of the container:
+//! - `pause.lock` is locked by the process that pauses, and by runc and CRIU, which inherit the lock: CRIU freezes again
+//!   what is resumed before its end. The file keeps its name, so there is one pause at a time.
+//! - `paused` is the note: what is paused. If there is a note and the lock is free, all of these processes have ended,
+//!   and the worker of the container resumes it.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{FileLock, LockOutcome, lock_file};
@@ -14,116 +17,165 @@ use serde::{Deserialize, Serialize};
 
 use super::place::ContainerPlace;
 use super::runtime::RuntimeRequest;
+use crate::job::error::ContainerError;
 use crate::job::{Error, Result};
 
 /// Limit of a note.
 const NOTE_BYTES_MAX: u64 = 64 << 10;
+/// What runc calls a container whose processes are frozen.
+const PAUSED: &str = "paused";
 
 /// What is needed to resume the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct StoredPause {
+struct StoredPause {
     runc: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     root: Option<PathBuf>,
+    id: String,
+}
+
+/// A container whose pause has ended, or could not be ended.
+pub(super) struct EndedPause {
+    /// Its name for runc.
     pub(super) id: String,
+    pub(super) result: Result<()>,
 }
 
-/// The note of this process. It is deleted on drop.
-pub(super) struct PauseNote {
-    path: PathBuf,
-    /// Open, and inherited by child processes.
-    _file: File,
-    _lock: Option<FileLock>,
-    is_kept: bool,
+/// The right to pause the container of a runtime. The note of a pause outlives it, unless it is
+/// [resolved](Self::resolve).
+pub(super) struct PauseLock {
+    note: PathBuf,
+    file: File,
+    _lock: FileLock,
 }
 
-impl PauseNote {
-    /// Writes the note, before the pause.
-    pub(super) fn write(place: &ContainerPlace, runtime: &RuntimeRequest<'_>) -> Result<Self> {
-        let path = place.pause_note();
+impl PauseLock {
+    /// Takes the lock; none if another process has it.
+    ///
+    /// # Errors
+    /// The container is not mounted, or the lock cannot be created.
+    pub(super) fn take(place: &ContainerPlace) -> Result<Option<Self>> {
+        let path = place.pause_lock();
+        let opened = File::options()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path);
+        let file = match opened {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(ContainerError::NotMounted {
+                    container: place.folder.clone(),
+                }
+                .into());
+            }
+            opened => opened,
+        };
+        let failed = |source| Error::File {
+            action: "lock",
+            path: path.clone(),
+            source,
+        };
+        let file = file.map_err(failed)?;
+        match lock_file(&file).map_err(failed)? {
+            LockOutcome::Locked(lock) => Ok(Some(Self {
+                note: place.pause_note(),
+                file,
+                _lock: lock,
+            })),
+            LockOutcome::HeldElsewhere => Ok(None),
+            LockOutcome::Unsupported => Err(failed(ErrorKind::Unsupported.into())),
+        }
+    }
+
+    /// Writes the note, before the pause. Child processes inherit the lock from now on.
+    pub(super) fn note(&self, runtime: &RuntimeRequest<'_>) -> Result<()> {
         let stored = StoredPause {
             runc: runtime.runc.clone(),
             root: runtime.root.clone(),
             id: runtime.id.clone(),
         };
-        let text = serde_json::to_vec(&stored).expect("strings are valid JSON");
-        // It is locked before it has its name: it is never found without its lock.
-        let partial = path.with_extension("new");
-        let write = || {
-            // The folder does not survive the host, so nothing is synced.
-            let mut file = File::create(&partial)?;
-            file.write_all(&text)?;
-            let lock = match lock_file(&file)? {
-                LockOutcome::Locked(lock) => Some(lock),
-                LockOutcome::Unsupported | LockOutcome::HeldElsewhere => None,
-            };
-            rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
-            std::fs::rename(&partial, &path)?;
-            Ok((file, lock))
+        let text = serde_json::to_vec(&stored).expect("the paths were checked to be UTF-8");
+        let partial = self.note.with_extension("new");
+        // The folder does not survive the host, so nothing is synced.
+        rustix::io::fcntl_setfd(&self.file, rustix::io::FdFlags::empty())
+            .map_err(std::io::Error::from)
+            .and_then(|()| File::create(&partial)?.write_all(&text))
+            .and_then(|()| std::fs::rename(&partial, &self.note))
+            .map_err(|source| Error::File {
+                action: "write",
+                path: self.note.clone(),
+                source,
+            })
+    }
+
+    /// Deletes the note: nothing is paused.
+    pub(super) fn resolve(&self) {
+        std::fs::remove_file(&self.note).ok();
+    }
+
+    /// Resumes the container of the note, which another process has left. None if there is no note, or nothing was
+    /// paused.
+    pub(super) fn end_abandoned(&self, tools: &dyn Tools) -> Option<EndedPause> {
+        let stored = load(&self.note)?;
+        let runtime = RuntimeRequest {
+            id: stored.id.clone(),
+            root: stored.root,
+            runc: stored.runc,
+            criu: "criu".to_owned(),
+            tools,
         };
-        let (file, lock) = write().map_err(|source| Error::File {
-            action: "write",
-            path: path.clone(),
-            source,
-        })?;
-        Ok(Self {
-            path,
-            _file: file,
-            _lock: lock,
-            is_kept: false,
+        let resumed = runtime.resume();
+        let state = match runtime.state() {
+            Ok(state) => state,
+            // It may still be paused: the note is kept.
+            Err(error) => {
+                return Some(EndedPause {
+                    id: stored.id,
+                    result: Err(error),
+                });
+            }
+        };
+        if state.is_some_and(|state| state.status == PAUSED) {
+            return resumed.is_err().then_some(EndedPause {
+                id: stored.id,
+                result: resumed,
+            });
+        }
+        self.resolve();
+        resumed.is_ok().then_some(EndedPause {
+            id: stored.id,
+            result: Ok(()),
         })
     }
-
-    /// Leaves the note to the worker: the container could not be resumed.
-    pub(super) fn keep(mut self) {
-        self.is_kept = true;
-    }
 }
 
-impl Drop for PauseNote {
-    fn drop(&mut self) {
-        if !self.is_kept {
-            std::fs::remove_file(&self.path).ok();
-        }
-    }
-}
-
-/// The note at `path`, if the process that wrote it has ended.
-pub(super) fn abandoned_pause(path: &Path) -> Option<(StoredPause, FileLock)> {
-    let mut file = File::options().read(true).write(true).open(path).ok()?;
-    let LockOutcome::Locked(lock) = lock_file(&file).ok()? else {
-        return None;
-    };
+fn load(note: &Path) -> Option<StoredPause> {
     let mut text = Vec::new();
-    (&mut file).take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
-    Some((serde_json::from_slice(&text).ok()?, lock))
+    let file = File::open(note).ok()?;
+    file.take(NOTE_BYTES_MAX).read_to_end(&mut text).ok()?;
+    serde_json::from_slice(&text).ok()
 }
 
-/// Resumes the container of a note whose process has ended. Returns its name.
-pub(super) fn end_abandoned_pause(path: &Path, tools: &dyn Tools) -> Option<std::result::Result<String, String>> {
-    let (stored, _lock) = abandoned_pause(path)?;
-    let root = stored.root.as_ref().map(|root| root.display().to_string());
-    let ask = |verb: &str| {
-        let mut words: Vec<&str> = Vec::new();
-        if let Some(root) = &root {
-            words.extend(["--root", root]);
-        }
-        words.extend([verb, &stored.id]);
-        tools.ask(&stored.runc, &words)
-    };
-    let resumed = match ask("resume") {
-        Ok(answer) if answer.is_success => Ok(stored.id.clone()),
-        Ok(answer) => Err(answer.stderr.trim().to_owned()),
-        Err(error) => Err(holdfast_block::error_text(&error)),
-    };
-    // It may have ended, or run.
-    let is_paused = ask("state").is_ok_and(|answer| answer.is_success && answer.output.contains("\"paused\""));
-    if resumed.is_ok() || !is_paused {
-        std::fs::remove_file(path).ok();
-    }
-    if resumed.is_err() && !is_paused {
+/// Resumes the container that a process has paused that has ended. None if there is none.
+pub(super) fn end_abandoned_pause(place: &ContainerPlace, tools: &dyn Tools) -> Option<EndedPause> {
+    if !place.pause_note().exists() {
         return None;
     }
-    Some(resumed)
+    PauseLock::take(place).ok()??.end_abandoned(tools)
+}
+
+/// Whether a process runs that has paused the container of a runtime.
+pub(super) fn is_paused_by_process(place: &ContainerPlace) -> bool {
+    place.pause_note().exists() && matches!(PauseLock::take(place), Ok(None))
+}
+
+/// Whether runc says that the container is paused, or does not say that it is not.
+pub(super) fn may_be_paused(runtime: &RuntimeRequest<'_>) -> bool {
+    match runtime.state() {
+        Ok(state) => state.is_some_and(|state| state.status == PAUSED),
+        Err(_) => true,
+    }
 }

@@ -114,6 +114,11 @@ impl ContainerPlace {
         self.runtime_folder().join("paused")
     }
 
+    /// The lock of the process that has paused it. The file is never renamed.
+    pub(super) fn pause_lock(&self) -> PathBuf {
+        self.runtime_folder().join("pause.lock")
+    }
+
     /// Creates the folders, which only the current user can access.
     pub(super) fn make(&self) -> Result<()> {
         use std::os::unix::fs::DirBuilderExt as _;
@@ -137,6 +142,7 @@ impl ContainerPlace {
     pub(super) fn clear(&self) {
         std::fs::remove_file(self.socket()).ok();
         std::fs::remove_file(self.pause_note()).ok();
+        std::fs::remove_file(self.pause_lock()).ok();
         std::fs::remove_dir(self.disk_folder()).ok();
         std::fs::remove_dir(self.runtime_folder()).ok();
     }

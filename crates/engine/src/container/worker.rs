@@ -4,13 +4,13 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_host::Tools;
-use holdfast_image::{Continue, LiveChain, LiveOptions, MergeObserver, MergeProgress, NewSnapshot};
+use holdfast_image::{Continue, LiveChain, LiveOptions, MEMORY_PROPERTY, MergeObserver, MergeProgress, NewSnapshot};
 use holdfast_serve::fuse::MountEvents;
 
 use super::attach::mount_points;
@@ -18,11 +18,12 @@ use super::control::{
     Consistency, ControlReply, ControlRequest, ControlResult, parse_request, read_request, send_reply,
 };
 use super::freezer::{Freezer, FreezerLauncher};
-use super::pause::end_abandoned_pause;
+use super::pause::{EndedPause, end_abandoned_pause, is_paused_by_process};
 use super::place::{ContainerPlace, DISK_FILE};
+use super::runtime::memory_error;
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
 use super::traffic::CountedDisk;
-use crate::job::error::{ContainerError, ServerFailure};
+use crate::job::error::{ContainerError, MemoryProblem, ServerFailure};
 use crate::job::{Error, Job, Result};
 use crate::restore::mount::{LOOK_INTERVAL, WorkerFiles, serve_as_worker};
 
@@ -68,6 +69,7 @@ pub fn serve_container(request: ContainerWorkerRequest<'_>, job: Job<'_>, ready:
         freezer: request.freezer,
         job,
         tools: request.tools,
+        pausing: Mutex::new(()),
         is_ended: AtomicBool::new(false),
         connection_count: AtomicUsize::new(0),
     };
@@ -110,6 +112,9 @@ struct ControlServer<'a> {
     freezer: &'a FreezerLauncher<'a>,
     job: Job<'a>,
     tools: Box<dyn Tools>,
+    /// Held during a snapshot with memory, and while an abandoned pause is ended: no process runs between both parts
+    /// of a snapshot.
+    pausing: Mutex<()>,
     is_ended: AtomicBool,
     connection_count: AtomicUsize,
 }
@@ -168,6 +173,9 @@ impl ControlServer<'_> {
                     created_s: Some(created_s),
                     properties,
                 };
+                if new.properties.contains_key(MEMORY_PROPERTY) {
+                    return self.take_paused_snapshot(new, consistency);
+                }
                 self.take_snapshot(new, consistency)
             }
             ControlRequest::Delete { names } => {
@@ -189,36 +197,40 @@ impl ControlServer<'_> {
         }
     }
 
+    /// Takes a snapshot whose memory was read by a process that has paused the processes of the container.
+    fn take_paused_snapshot(&self, new: NewSnapshot, consistency: Consistency) -> Result<ControlResult> {
+        let _pausing = self.pausing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_paused_by_process(&self.place) {
+            return Err(memory_error(
+                MemoryProblem::Checkpoint,
+                "the process that has paused the container has ended: its memory and its disk would not fit",
+            ));
+        }
+        self.take_snapshot(new, consistency)
+    }
+
     fn take_snapshot(&self, new: NewSnapshot, consistency: Consistency) -> Result<ControlResult> {
         let clock = self.job.clock;
-        let point = match consistency {
+        let started = match consistency {
             Consistency::Crash => None,
-            _ => mount_points(&self.file).into_iter().next(),
+            _ => Some(self.start_freezer()),
         };
-        let not_frozen = |reason: String| ContainerError::NotFrozen {
-            container: self.place.folder.clone(),
-            reason,
-        };
-        if point.is_none() && consistency == Consistency::Frozen {
-            return Err(not_frozen("it is not mounted where the server can see it".to_owned()).into());
+        if let (Some(Err(reason)), Consistency::Frozen) = (&started, consistency) {
+            return Err(self.not_frozen(reason.clone()));
         }
-        let freezer = match &point {
-            None => None,
-            Some(point) => match Freezer::start(point, self.freezer) {
-                Ok(freezer) => Some((point, freezer)),
-                Err(error) if consistency == Consistency::Frozen => return Err(not_frozen(error.to_string()).into()),
-                Err(_) => None,
-            },
-        };
         let mut prepared = self.disk.chain().prepare_snapshot(new)?;
         let start = clock.now();
-        let frozen = match freezer {
-            None => None,
-            Some((point, mut freezer)) => match freezer.freeze() {
-                Ok(()) => Some((point, freezer)),
-                Err(error) if consistency == Consistency::Frozen => return Err(not_frozen(error.to_string()).into()),
-                Err(_) => None,
-            },
+        let frozen = started.map(|started| {
+            started.and_then(|(point, mut freezer)| match freezer.freeze() {
+                Ok(()) => Ok((point, freezer)),
+                Err(error) => Err(error_text(&error)),
+            })
+        });
+        let (frozen, not_frozen) = match frozen {
+            None => (None, None),
+            Some(Ok(frozen)) => (Some(frozen), None),
+            Some(Err(reason)) if consistency == Consistency::Frozen => return Err(self.not_frozen(reason)),
+            Some(Err(reason)) => (None, Some(reason)),
         };
         let is_frozen = frozen.is_some();
         let state = if is_frozen {
@@ -231,20 +243,43 @@ impl ControlServer<'_> {
         let mut thawed = Ok(());
         let committed = prepared.commit_then(|| {
             if let Some((point, freezer)) = frozen {
-                thawed = freezer.thaw(point, self.freezer);
+                thawed = freezer.thaw(&point, self.freezer);
             }
             paused = clock.now().saturating_sub(start);
         });
-        thawed.map_err(|source| Error::File {
-            action: "thaw the file system of",
-            path: self.place.folder.clone(),
-            source,
-        })?;
+        let thaw_failure = thawed.err().map(|error| error_text(&error));
+        if let Some(reason) = &thaw_failure {
+            let message = format!("{} may still be frozen: {reason}", self.place.folder.display());
+            self.job.progress.warning(&message);
+        }
         Ok(ControlResult::Taken {
             id: committed?.to_string(),
             is_frozen,
             paused_us: u64::try_from(paused.as_micros()).unwrap_or(u64::MAX),
+            not_frozen,
+            thaw_failure,
         })
+    }
+
+    /// Starts the process that freezes the file system.
+    ///
+    /// # Errors
+    /// The reason why it cannot.
+    fn start_freezer(&self) -> std::result::Result<(PathBuf, Freezer), String> {
+        let point = mount_points(&self.file).into_iter().next();
+        let point = point.ok_or("it is not mounted where the server can see it")?;
+        match Freezer::start(&point, self.freezer) {
+            Ok(freezer) => Ok((point, freezer)),
+            Err(error) => Err(error_text(&error)),
+        }
+    }
+
+    fn not_frozen(&self, reason: String) -> Error {
+        ContainerError::NotFrozen {
+            container: self.place.folder.clone(),
+            reason,
+        }
+        .into()
     }
 
     fn collapse(&self, observer: &dyn MergeObserver) -> Result<ControlResult> {
@@ -257,20 +292,26 @@ impl ControlServer<'_> {
 
     /// Resumes the processes of the container if the process that has paused them was killed.
     fn end_abandoned_pauses(&self) {
-        let note = self.place.pause_note();
         while !self.is_ended.load(Ordering::Acquire) {
-            match end_abandoned_pause(&note, &*self.tools) {
-                Some(Ok(id)) => self.job.progress.warning(&format!(
-                    "the container {id} of runc was paused by a process that has ended, and runs again"
-                )),
-                Some(Err(reason)) => {
-                    self.job
-                        .progress
-                        .warning(&format!("a paused container of runc cannot be resumed: {reason}"));
-                    // runc is not asked in each round.
-                    self.job.clock.sleep(LOOK_INTERVAL * 10);
+            let ended = {
+                let _pausing = self.pausing.lock().unwrap_or_else(PoisonError::into_inner);
+                end_abandoned_pause(&self.place, &*self.tools)
+            };
+            if let Some(EndedPause { id, result }) = ended {
+                let progress = self.job.progress;
+                match result {
+                    Ok(()) => progress.warning(&format!(
+                        "the container {id} of runc was paused by a process that has ended, and runs again"
+                    )),
+                    Err(error) => {
+                        progress.warning(&format!(
+                            "the paused container {id} of runc cannot be resumed: {}",
+                            error_text(&error)
+                        ));
+                        // runc is not asked in each round.
+                        self.job.clock.sleep(LOOK_INTERVAL * 10);
+                    }
                 }
-                None => {}
             }
             self.job.clock.sleep(LOOK_INTERVAL);
         }

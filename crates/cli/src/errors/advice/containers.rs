@@ -95,6 +95,8 @@ fn memory_advice(problem: MemoryProblem) -> Advice {
         MemoryProblem::NotRunning => {
             refused("runc list shows the containers; --runc-root names the folder of their state")
         }
+        MemoryProblem::Busy => advice(Exit::Locked, Kind::Locked, "wait until it has ended"),
+        MemoryProblem::NoText => refused("rename the folder: the path is recorded in the snapshot, as text"),
         MemoryProblem::OtherDisk => refused("name the container of runc whose root.path is below the mount point"),
         MemoryProblem::Checkpoint => refused(
             "nothing was stored, and the container runs on. Files, terminals and sockets outside the container cannot be stored",

@@ -2,7 +2,7 @@
 //! `scripts/test-criu` runs the real ones.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -10,8 +10,11 @@ use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::Rig;
 
-/// Answers like runc 1.1, and writes its calls to `calls`. The state of the container is in `status`. A file `broken` lets
-/// its checkpoints and restores fail.
+use super::mounts::wait_for;
+
+/// Answers like runc 1.1, and writes its calls to `calls`. The state of the container is in `status`. Files change its
+/// answers: with `broken` checkpoints and restores fail, with `slow` a checkpoint takes until the file is deleted, and
+/// with `stuck` it neither resumes nor tells the state of a paused container.
 const RUNC: &str = r#"#!/bin/sh
 folder=$(dirname "$0")
 while [ "${1#--}" != "$1" ]; do
@@ -27,16 +30,21 @@ done
 status=$(cat "$folder/status")
 case $verb in
   state)
+    [ ! -e "$folder/stuck" ] || [ "$status" != paused ] || { echo 'level=error msg="cannot read the freezer"' >&2; exit 1; }
     [ "$status" != none ] || { echo 'level=error msg="container does not exist"' >&2; exit 1; }
     printf '{"status": "%s", "bundle": "%s/bundle", "rootfs": "%s"}' "$status" "$folder" "$(cat "$folder/rootfs")" ;;
   pause) echo paused > "$folder/status" ;;
-  resume) echo running > "$folder/status" ;;
+  resume)
+    [ ! -e "$folder/stuck" ] || { echo 'level=error msg="cannot thaw"' >&2; exit 1; }
+    echo running > "$folder/status" ;;
   delete) echo none > "$folder/status" ;;
   checkpoint)
     if [ -e "$folder/broken" ]; then
       printf '(0.1) Error (criu/files-reg.c:1): Cannot lookup mount\n(0.2) Error (criu/cr-dump.c:2): Dumping FAILED.\n' > "$work/dump.log"
       exit 1
     fi
+    while [ -e "$folder/slow" ]; do sleep 0.05; done
+    : > "$images/inventory.img"
     echo pages > "$images/pages-1.img" ;;
   restore)
     [ -e "$images/pages-1.img" ] || exit 4
@@ -219,6 +227,75 @@ fn memory_and_disk_are_stored_while_the_container_is_paused() {
 
     world.rig.ok(&["container", "delete", "web1", "one"]);
     assert_eq!(world.memory_folder_count(), 0);
+    drop(mounted);
+}
+
+impl World {
+    /// A mounted container with the root file system of the container of runc.
+    fn mounted() -> Self {
+        let world = Self::new(&["container", "create", "web1", "64M"]);
+        std::fs::create_dir(world.rig.path("mnt")).unwrap();
+        world.rig.ok(&["container", "mount", "web1", "mnt"]);
+        std::fs::create_dir(world.rig.path("mnt/rootfs")).unwrap();
+        world.set("rootfs", text(&world.rig.path("mnt/rootfs").canonicalize().unwrap()));
+        world
+    }
+
+    fn status(&self) -> String {
+        let status = std::fs::read_to_string(self.rig.path("programs/status")).unwrap();
+        status.trim().to_owned()
+    }
+}
+
+/// There is one pause at a time. If its process is killed, the server resumes the container when runc has ended too.
+#[test]
+fn a_container_runs_again_after_a_snapshot_was_killed() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let world = World::mounted();
+    let mounted = Mounted(&world.rig);
+    world.set("slow", "");
+    let words = world.words(&SNAPSHOT);
+    let mut first = world
+        .rig
+        .command(&words.iter().map(String::as_str).collect::<Vec<_>>())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    wait_for("the checkpoint has begun", || {
+        std::fs::read_to_string(world.rig.path("programs/calls")).is_ok_and(|calls| calls.contains("checkpoint"))
+    });
+    let second = world.refused(&SNAPSHOT);
+    assert!(second.contains("another snapshot with memory of"), "{second}");
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert_eq!(world.status(), "paused");
+    std::fs::remove_file(world.rig.path("programs/slow")).unwrap();
+    wait_for("the container runs", || world.status() == "running");
+    let listed = world.rig.report(&["container", "snapshots", "web1"]);
+    assert_eq!(listed["snapshots"].as_array().unwrap().len(), 0);
+    world.report(&SNAPSHOT);
+    drop(mounted);
+}
+
+/// The note of a pause is kept until runc says that the container is not paused.
+#[test]
+fn a_container_whose_state_is_unknown_is_resumed_later() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let world = World::mounted();
+    let mounted = Mounted(&world.rig);
+    world.set("stuck", "");
+    let error = world.refused(&SNAPSHOT);
+    assert!(error.contains("runc resume web1: cannot thaw"), "{error}");
+    let listed = world.rig.report(&["container", "snapshots", "web1"]);
+    assert_eq!(listed["snapshots"][0]["has_memory"], true);
+    assert_eq!(world.status(), "paused");
+    std::fs::remove_file(world.rig.path("programs/stuck")).unwrap();
+    wait_for("the container runs", || world.status() == "running");
     drop(mounted);
 }
 

@@ -143,6 +143,10 @@ pub enum MemoryProblem {
     OldCriu,
     /// `criu check` has found that the kernel lacks something.
     CriuCheck,
+    /// Another snapshot with memory is being taken.
+    Busy,
+    /// A path cannot be recorded.
+    NoText,
     /// The container does not run.
     NotRunning,
     /// Its root file system is not on the disk.

@@ -79,6 +79,11 @@ impl Mounts {
         last.map(|mount| &mount.source[..])
     }
 
+    /// The mount point of the file system of a file. The path must be absolute, without symbolic links.
+    pub fn point_of(&self, path: &Path) -> Option<&Path> {
+        self.of_path(path).map(|mount| &*mount.point)
+    }
+
     /// The mount points of a source.
     pub fn points_of_source(&self, source: &str) -> Vec<PathBuf> {
         let is_of_source = |mount: &&Mount| mount.source == source;

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use holdfast_engine::{
-    Consistency, SnapshotRequest, SnapshotState, TakenMemory, TakenSnapshot, take_memory_snapshot, take_snapshot,
-};
+use holdfast_engine::{Consistency, SnapshotRequest, TakenMemory, TakenSnapshot, take_memory_snapshot, take_snapshot};
 use serde::Serialize;
 
 use super::runtime_args::RuntimeProgramArgs;
@@ -72,17 +70,27 @@ impl Verb for SnapshotArgs {
             let tools = self.programs.tools(context);
             let runtime = self.programs.request(id, self.programs.root()?, &tools);
             let taken = context.work(1, |job| take_memory_snapshot(&place, &request, &runtime, job))?;
+            warn_of_thaw(&taken.snapshot, context);
             let mut report = SnapshotTaken::new(&taken.snapshot, container);
             report.memory = Some(MemoryDocument::new(id, &taken));
             return context.report(&report);
         }
         let taken = context.work(1, |job| take_snapshot(&place, &request, job))?;
-        if taken.state == SnapshotState::Crash && !self.no_freeze {
-            context.console().warning(
-                "the file system was not frozen, because it is not mounted where the server can see it: the snapshot is the disk as after a power failure",
-            );
+        if let Some(reason) = &taken.not_frozen {
+            context.console().warning(&format!(
+                "the file system was not frozen ({reason}): the snapshot is the disk as after a power failure"
+            ));
         }
+        warn_of_thaw(&taken, context);
         context.report(&SnapshotTaken::new(&taken, container))
+    }
+}
+
+fn warn_of_thaw(taken: &TakenSnapshot, context: &Context) {
+    if let Some(reason) = &taken.thaw_failure {
+        context.console().warning(&format!(
+            "the file system may still be frozen ({reason}): fsfreeze --unfreeze on its mount point thaws it"
+        ));
     }
 }
 
