@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-kernel test-newer test-package check bench package torture
+.PHONY: help setup demo test test-kernel test-newer test-criu test-package check bench package torture
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test-kernel: setup ## What needs another kernel: real OpenZFS and LVM with their
 test-newer: setup ## Machines under the libvirt and QEMU of a newer Debian, in a root folder of their own
 	@scripts/test-newer
 
+test-criu: ## Back from a snapshot with memory 50 times, with a real runc and CRIU, which are not installed
+	@scripts/test-criu
+
 check: ## The quick loop: fmt, tidy, clippy, licences, unit tests
 	@scripts/test quick
 
@@ -39,4 +42,5 @@ test-package: package ## Install, upgrade and remove the package in a clean Debi
 
 torture: setup ## The long tests: crashes, damage, random histories (release build), fuzzing
 	@PATH="$$PATH:$$HOME/.cargo/bin:/usr/sbin:/sbin" cargo test --locked --workspace --release -- --ignored
+	@scripts/test-criu || [ $$? = 77 ]
 	@scripts/fuzz --optional

@@ -19,14 +19,14 @@ esac
 prefix=${1:-/usr/local}
 root=${DESTDIR:-}$prefix
 
-find bin lib share -type f | sort | while read -r file; do
+find bin lib sbin share -type f | sort | while read -r file; do
   if [ -n "$remove" ]; then
     rm -f "$root/$file"
     continue
   fi
   mkdir -p "$root/$(dirname "$file")"
   case $file in
-    bin/*) install -m 0755 "$file" "$root/$file" ;;
+    bin/* | sbin/*) install -m 0755 "$file" "$root/$file" ;;
     *.service)
       sed "s|/usr/bin/holdfast|$prefix/bin/holdfast|" "$file" >"$root/$file"
       chmod 0644 "$root/$file"

@@ -11,6 +11,7 @@ use holdfast_image::ImageId;
 use crate::ova::ImageReading;
 use crate::ova::disk::StreamImages;
 use crate::tar::TarReader;
+use crate::tree::hostile as tree_hostile;
 use crate::vma::hostile as vma_hostile;
 use crate::{
     ArchiveReader, OvaDisk, OvaOutput, OvaReader, OvaWriteOptions, PackOptions, PackedFile, Packer, Packing, Piece,
@@ -30,6 +31,10 @@ pub const PARSERS: &[Parser] = &[
         name: "packed_stream",
         feed: packed_stream,
     },
+    Parser {
+        name: "tree_tar",
+        feed: tree_tar,
+    },
     Parser { name: "vma", feed: vma },
     Parser { name: "xva", feed: xva },
 ];
@@ -46,7 +51,12 @@ const UNPACKED_BYTES_MAX: u64 = 1 << 20;
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let gzip = packed(Packing::Gzip);
     let zstd = packed(Packing::Zstd);
-    vec![
+    let trees = tree_hostile::seeds();
+    let mut seeds: Vec<_> = trees
+        .into_iter()
+        .map(|(name, bytes)| ("tree_tar", name, bytes))
+        .collect();
+    seeds.extend([
         ("packed_index", "gzip", gzip.clone()),
         ("packed_index", "zstd", zstd.clone()),
         ("packed_stream", "gzip", gzip),
@@ -55,7 +65,13 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("vma", "interleaved", vma_hostile::interleaved()),
         ("vma", "written", vma_hostile::written()),
         ("xva", "disk", archive()),
-    ]
+    ]);
+    seeds
+}
+
+/// Reads an archive of a tree.
+pub fn tree_tar(bytes: &[u8]) -> Outcome {
+    tree_hostile::tree_tar(bytes)
 }
 
 fn packed(packing: Packing) -> Vec<u8> {

@@ -4,6 +4,9 @@
 //! returns the data of the disks piece by piece. Archives are written the same way, from devices. `holdfast-hardware` translates the
 //! configuration; this crate reads only its list of disks.
 //!
+//! Trees of files (root folders of containers, layers of their images) are in tar archives of another form: [`TreeTarReader`],
+//! [`TreeTarWriter`].
+//!
 //! Archives are untrusted: every name, number and size in them is checked before anything is allocated.
 
 mod checksum;
@@ -18,6 +21,7 @@ mod reader;
 mod sparse;
 mod spool;
 mod tar;
+mod tree;
 mod vma;
 mod xva;
 
@@ -30,5 +34,8 @@ pub use packed::unpack::Unpacked;
 pub use packed::{IndexEntry, PackOptions, Packed, PackedFile, PackedIndex, PackedReport, Packer, pack};
 pub use reader::{ArchiveDisk, ArchiveReader, DiskContent, Document, DocumentKind, Piece};
 pub use spool::Ordered;
+pub use tree::{
+    DeviceNumber, EndMarker, ExtendedAttribute, TreeEntry, TreeEntryKind, TreeTarReader, TreeTarWriter, TreeTime,
+};
 pub use vma::{VmaDisk, VmaReader, VmaWriteOptions, VmaWritten, write_vma};
 pub use xva::{XvaDisk, XvaReader, XvaWriteOptions, XvaWritten, write_xva};

@@ -259,7 +259,7 @@ impl<R: Read> Read for TarReader<R> {
 
 /// Splits off the first `LENGTH KEY=VALUE\n`: returns key, value, and the rest. A value may contain any bytes, even line ends: only the length
 /// determines its end.
-fn first_attribute(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
+pub(crate) fn first_attribute(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let blank = bytes.iter().position(|byte| *byte == b' ')?;
     let length: usize = std::str::from_utf8(bytes.get(..blank)?).ok()?.parse().ok()?;
     let (attribute, behind) = bytes.split_at_checked(length)?;
@@ -343,7 +343,7 @@ impl TarHeader {
 }
 
 /// Parses octal digits, with blanks before and zeroes or blanks after them; an empty field is 0.
-fn octal(field: &[u8]) -> Option<u64> {
+pub(crate) fn octal(field: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(field).ok()?;
     let digits = text.trim_matches(['\0', ' ']);
     if digits.is_empty() {
@@ -353,7 +353,7 @@ fn octal(field: &[u8]) -> Option<u64> {
 }
 
 /// The sum of all bytes, with the checksum field as blanks.
-fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
+pub(crate) fn checksum(header: &[u8; BLOCK_BYTES]) -> u32 {
     let sum = |bytes: &[u8]| bytes.iter().map(|byte| u32::from(*byte)).sum::<u32>();
     let fields = Record::new(header);
     sum(fields.field::<0, 148>()) + 8 * u32::from(b' ') + sum(fields.field::<156, 356>())

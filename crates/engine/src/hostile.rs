@@ -32,6 +32,10 @@ pub const PARSERS: &[Parser] = &[
         feed: sanoid_conf,
     },
     Parser {
+        name: "serve_request",
+        feed: serve_request,
+    },
+    Parser {
         name: "snapshot_name",
         feed: snapshot_name,
     },
@@ -65,6 +69,9 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     ] {
         seeds.push(("snapshot_name", name, text.as_bytes().to_vec()));
     }
+    for (name, text) in SERVE_REQUESTS {
+        seeds.push(("serve_request", name, text.as_bytes().to_vec()));
+    }
     let digest = "0123456789abcdef".repeat(4);
     for (name, text) in [
         (
@@ -84,6 +91,25 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         seeds.push(("template_statement", name, text.into_bytes()));
     }
     seeds
+}
+
+/// Requests to a running server.
+const SERVE_REQUESTS: [(&str, &str); 4] = [
+    ("list", r#"{"version":1,"request":"list"}"#),
+    (
+        "add",
+        r#"{"version":1,"request":"add","exports":[{"snapshot":{"name":"web1"}},{"image":{"path":"/a.raw","name":"a","format":"raw","allow":["/b"]}}],"writes":{"keep":"/c"},"machine":"m"}"#,
+    ),
+    (
+        "remove",
+        r#"{"version":1,"request":"remove","export":"web1/vda","force":true}"#,
+    ),
+    ("stop", r#"{"version":1,"request":"stop"}"#),
+];
+
+/// Parses a request to a running server, and what it names.
+pub fn serve_request(bytes: &[u8]) -> Outcome {
+    crate::restore::serve::hostile_request(bytes)
 }
 
 /// Parses the statement of a template.

@@ -9,16 +9,22 @@
 //! - `repository`: verbs about a repository ([`init()`], [`list()`], [`prune()`], [`gc()`], [`copy()`], [`verify()`],
 //!   [`repair()`]), and names of snapshots ([`SnapshotName`], [`resolve`])
 //! - `machine`: locks, journals, hooks, freezing and the watchdog of machines, and their state beside disks
-//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`serve_targets`], [`mount()`])
+//! - `restore`: from a snapshot to files, a machine, a machine that runs at once, or a server ([`restore()`], [`plan_machine_restore`], [`restore_instantly`], [`serve`], [`mount()`])
 //! - `guest_files`: files inside the guests' file systems, from a snapshot ([`open_guest_volumes`])
 //! - `host_snapshot`: snapshots of file systems, their policy, rollback, monitoring ([`take_host_snapshots`], [`run_policy`], [`HostRestore`], [`monitor()`])
+//! - `container`: containers with their file systems and snapshots ([`create_container`], [`ContainerMount`], [`take_snapshot`])
 //! - `capture`: from images or a machine to a snapshot: images, libvirt and QEMU, XenServer, VirtualBox ([`backup()`], [`back_up_machine`], [`back_up_xen`], [`back_up_virtualbox`])
 //! - `exchange`: archives of machines ([`open_import`], [`export`])
+//! - `container_content`: what fills the root folder of a container, and what packs one ([`fill_root`], [`pack_root`], [`copy_root`])
+//! - `container_restore`: a container, or its files, from a snapshot ([`StoredContainer`])
 //! - `template`: signed images and machines, shared by name ([`prepare_push`], [`pull_template`])
 //! - `replicate`: host snapshots to another pool or host ([`replicate()`])
 //! - `doctor`: leftovers of killed processes ([`doctor()`])
 
 mod capture;
+mod container;
+mod container_content;
+mod container_restore;
 mod doctor;
 mod exchange;
 mod files;
@@ -35,6 +41,10 @@ mod repository;
 mod restore;
 mod template;
 
+pub use capture::container::{
+    ContainerBackupRequest, ContainerChange, ContainerReading, back_up_container, is_kept_for_backup,
+    plan_container_backup,
+};
 pub use capture::foreign_machine::Domain;
 pub use capture::images::{BackupRequest, backup, plan_backup};
 pub use capture::plan::{BackupPlan, PlannedMethod, PlannedRead};
@@ -50,6 +60,21 @@ pub use capture::xen::{
     XenBackupRequest, XenChange, XenDiskReport, XenReading, XenTransfer, back_up_xen, plan_xen_backup,
 };
 pub use capture::{CaptureOptions, MachineBackupReport};
+pub use container::{
+    Consistency, ContainerMount, ContainerMountRequest, ContainerMounter, ContainerPlace, ContainerState,
+    ContainerTraffic, ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind,
+    FreezerLauncher, Growth, MountedDisk, MountedSnapshot, ResumeChoice, ResumePlan, RootFiller, RuntimeRequest,
+    ServeUntil, SnapshotDeletion, SnapshotRequest, SnapshotServeRequest, SnapshotState, TakenMemory, TakenSnapshot,
+    UnmountedContainer, check_resume, container_state, create_container, delete_snapshots, fold_layers, grow_container,
+    mount_snapshot, plan_container_switch, plan_resume, restore_memory, return_to_memory, serve_container,
+    serve_freezer, switch_container, take_memory_snapshot, take_snapshot, trim_container, unmount_container,
+    unmount_snapshot, wait_for_unmount,
+};
+pub use container_content::{
+    ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
+    PackRootOptions, PackedHoles, TarInput, copy_root, fill_root, pack_root,
+};
+pub use container_restore::{ContainerFiles, ContainerTarget, StoredContainer};
 pub use doctor::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Finding,
     FindingKind, FindingState, Outcome, Repair, doctor,
@@ -100,8 +125,9 @@ pub use image::create::{CreateImageReport, CreateImageRequest, create_image, pla
 pub use image::guest_identity::{GuestIdentity, SYSPREP};
 pub use image::source::{DiskOrigin, SourceName};
 pub use job::error::{
-    CloneError, ExchangeError, Exchanged, GuestFilesError, InstantError, NameTaken, Refusal, ResolveError,
-    ScratchOverrun, SnapshotChoiceError, TemplateError, VirtualBoxError, XenBackupError,
+    CloneError, ContainerContentError, ContainerError, ExchangeError, Exchanged, GuestFilesError, InstantError,
+    MemoryProblem, NameTaken, Refusal, ResolveError, ScratchOverrun, ServerFailure, ServingError, SnapshotChoiceError,
+    TemplateError, VirtualBoxError, XenBackupError,
 };
 pub use job::{
     Bottleneck, DiskName, Error, Interrupt, Interrupted, Job, MachineName, NameError, NoProgress, Progress, Result,
@@ -152,8 +178,16 @@ pub use restore::mount::{
     ImageMount, ImageWorkerRequest, MountContent, MountPlace, MountRequest, MountedContent, MountedImage,
     WorkerLauncher, WritableImageMount, mount, serve_writable_image,
 };
-pub use restore::serve::iscsi::{ServeTargetsRequest, ServedUnit, serve_targets};
-pub use restore::serve::{ClientWrites, ServeAddress, ServeRequest, Served, serve};
+pub use restore::serve::control::{
+    AddedExport, AddedExports, AddedWrites, CacheStatus, ClientStatus, ControlAnswer, ControlError, ControlErrorKind,
+    ControlRequest, DiskSocket, ExportStatus, ServerStatus, TrafficStatus,
+};
+pub use restore::serve::control_server::{ControlPlace, ask_server, control_sockets};
+pub use restore::serve::doors::ServeAddress;
+pub use restore::serve::images::ServedImage;
+pub use restore::serve::iscsi::{IscsiOptions, UnitRules};
+pub use restore::serve::vhost_user::{SocketPlace, VhostUserOptions};
+pub use restore::serve::{ClientWrites, NbdOptions, ServeRequest, ServeSource, SourceChoice, serve};
 pub use template::{
     Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,
     PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest, PullTarget, PulledDisk,

@@ -71,6 +71,10 @@ pub(crate) const NOTE_HOST_SNAPSHOT: &str = "host-snapshot";
 pub(crate) const NOTE_HOST_SNAPSHOT_IDENTITY: &str = "host-snapshot-identity";
 /// Path of the image in that host snapshot; empty for a volume.
 pub(crate) const NOTE_HOST_SNAPSHOT_PATH: &str = "host-snapshot-path";
+/// UUID of the container that the disk belongs to.
+pub(crate) const NOTE_CONTAINER: &str = "container";
+/// UUID of the layer of the container that the disk was read from; it is kept for the next backup.
+pub(crate) const NOTE_CONTAINER_LAYER: &str = "container-layer";
 /// UUID of the disk in its pool of XenServer.
 pub(crate) const NOTE_XEN_DISK: &str = "xen-disk";
 /// UUID of the snapshot of the disk that the pool keeps for the next backup.
@@ -111,6 +115,10 @@ pub(crate) const STREAM_XEN_RECORDS: &str = "original-ova.xml";
 pub(crate) const STREAM_XEN_SUSPENDED_RECORDS: &str = "suspended-ova.xml";
 /// XenServer: memory of the machine (`docs/format/xen-memory.md`).
 pub(crate) const STREAM_XEN_MEMORY: &str = "xen-memory";
+/// The configuration of a container.
+pub(crate) const STREAM_CONTAINER: &str = "container.json";
+/// The original descriptor of a Parallels or ploop disk.
+pub(crate) const STREAM_DISK_DESCRIPTOR: &str = "DiskDescriptor.xml";
 
 /// Keys that were written with underscores until version 0.1.
 const OLD_SPELLINGS: [(&str, &str); 5] = [

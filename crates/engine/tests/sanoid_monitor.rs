@@ -10,8 +10,7 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use holdfast_block::{SeededRandom, SystemClock};
@@ -19,8 +18,8 @@ use holdfast_engine::{MonitorRequest, Providers, check_capacity, check_health};
 use holdfast_host::{Answer, ToolError, Tools};
 use holdfast_policy::Timestamp;
 use holdfast_policy::sanoid::{Check, SanoidConfig};
+use holdfast_sanoid_runner::Sanoid;
 
-const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 120;
 const NAMES: [&str; 4] = ["tank", "data", "rpool", "tank2"];
 const MISSING: &str = "does not exist and/or is not responding!";
@@ -253,12 +252,15 @@ fn ours(case: &Case, ask: fn(&MonitorRequest<'_>) -> Check) -> (String, i32) {
 /// The environment of the real program.
 struct SanoidEnvironment {
     folder: tempfile::TempDir,
+    program: Sanoid,
 }
 
 impl SanoidEnvironment {
     fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let theirs = Self {
-            folder: tempfile::tempdir().unwrap(),
+            program: Sanoid::start(&folder.path().join("bin")),
+            folder,
         };
         fs::create_dir(theirs.path("bin")).unwrap();
         let folder = theirs.folder.path().display().to_string();
@@ -280,7 +282,7 @@ impl SanoidEnvironment {
         self.folder.path().join(name)
     }
 
-    fn says(&self, case: &Case, word: &str) -> (String, i32) {
+    fn says(&mut self, case: &Case, word: &str) -> (String, i32) {
         for folder in ["cache", "run", "pools", "etc"] {
             fs::remove_dir_all(self.path(folder)).ok();
             fs::create_dir(self.path(folder)).unwrap();
@@ -297,24 +299,15 @@ impl SanoidEnvironment {
             write("status", &state.status);
         }
         fs::write(self.path("etc/sanoid.conf"), &case.configuration).unwrap();
-        let paths = std::env::var("PATH").unwrap_or_default();
         let argument = |name: &str, folder: &str| format!("--{name}={}", self.path(folder).display());
-        let output = Command::new("perl")
-            .arg(SANOID)
-            .args([
-                argument("configdir", "etc"),
-                argument("cache-dir", "cache"),
-                argument("run-dir", "run"),
-            ])
-            .arg(word)
-            .env("PATH", format!("{}:{paths}", self.path("bin").display()))
-            .output()
-            .unwrap();
-        let message = String::from_utf8(output.stdout).unwrap();
-        (
-            message.strip_suffix('\n').unwrap_or(&message).to_owned(),
-            output.status.code().unwrap(),
-        )
+        let run = self.program.run(&[
+            argument("configdir", "etc"),
+            argument("cache-dir", "cache"),
+            argument("run-dir", "run"),
+            word.to_owned(),
+        ]);
+        let line = run.output.strip_suffix('\n').unwrap_or(&run.output);
+        (line.to_owned(), run.code)
     }
 }
 
@@ -345,8 +338,7 @@ fn by_pool(line: &str) -> Vec<String> {
 
 /// How often each level occurred.
 fn compare(word: &str, ask: fn(&MonitorRequest<'_>) -> Check) -> [u32; 3] {
-    assert!(Path::new(SANOID).exists(), "sanoid is not installed: make setup");
-    let theirs = SanoidEnvironment::new();
+    let mut theirs = SanoidEnvironment::new();
     let mut counts = [0; 3];
     for seed in 0..CASE_COUNT {
         let case = Case::new(seed);

@@ -5,14 +5,18 @@
 //!
 //! The module exists only with the feature `hostile`, and is not part of the public API.
 
+use std::collections::VecDeque;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 
 use holdfast_block::hostile::{Outcome, Parser};
 use holdfast_block::{BlockDevice, BlockDeviceMut, MemoryDevice};
 
-use crate::protocol::{ReaderProcess, RemoteFileSystem};
-use crate::{Content, DirectoryEntry, DiskSource, FileKind, FilePiece, FileSystem, find_volumes, open_file_system};
+use crate::protocol::{Appliance, ReaderProcess, RemoteFileSystem, ScanRequest};
+use crate::{
+    Content, DirectoryEntry, DiskSource, ExtendedAttribute, FileKind, FilePiece, FileSystem, find_volumes,
+    open_file_system,
+};
 
 /// Devices of hostile bytes are not larger.
 const DEVICE_BYTES_MAX: u64 = 64 << 20;
@@ -55,6 +59,10 @@ pub const PARSERS: &[Parser] = &[
         name: "guest_reader_answers",
         feed: reader_answers,
     },
+    Parser {
+        name: "guest_appliance_answers",
+        feed: appliance_answers,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, bytes.
@@ -81,6 +89,7 @@ pub fn seeds() -> Vec<(&'static str, Vec<u8>)> {
         seed!("guest_xfs", "small"),
         seed!("guest_xfs", "version4"),
         seed!("guest_reader_answers", "all"),
+        seed!("guest_appliance_answers", "all"),
     ]
 }
 
@@ -216,15 +225,15 @@ fn file_system(bytes: &[u8], content: Content) -> Outcome {
 }
 
 /// What a process that reads a file system answers to the first requests.
-struct RecordedAnswers<'a>(&'a [u8]);
+struct RecordedAnswers(VecDeque<u8>);
 
-impl Read for RecordedAnswers<'_> {
+impl Read for RecordedAnswers {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         self.0.read(buffer)
     }
 }
 
-impl Write for RecordedAnswers<'_> {
+impl Write for RecordedAnswers {
     fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
         Ok(buffer.len())
     }
@@ -233,7 +242,7 @@ impl Write for RecordedAnswers<'_> {
     }
 }
 
-impl ReaderProcess for RecordedAnswers<'_> {
+impl ReaderProcess for RecordedAnswers {
     fn end(&mut self, error: &io::Error) -> String {
         error.to_string()
     }
@@ -242,10 +251,29 @@ impl ReaderProcess for RecordedAnswers<'_> {
 /// Answers of a reader, which may be under the control of a guest.
 pub fn reader_answers(bytes: &[u8]) -> Outcome {
     let device = Arc::new(MemoryDevice::new(1 << 20));
-    let process = Box::new(RecordedAnswers(bytes));
-    let Ok(mut remote) = RemoteFileSystem::open(process, device, Content::Ext4) else {
+    match RemoteFileSystem::open(Box::new(recorded(bytes)), device, Content::Ext4) {
+        Ok(remote) => use_remote(remote),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+/// Answers of an appliance, whose kernel may be under the control of a guest.
+pub fn appliance_answers(bytes: &[u8]) -> Outcome {
+    let appliance = Appliance::new(Box::new(recorded(bytes)));
+    if appliance.scan(&ScanRequest::default()).is_err() {
         return Outcome::Refused;
-    };
+    }
+    match appliance.mount(0) {
+        Ok(remote) => use_remote(remote),
+        Err(_) => Outcome::Refused,
+    }
+}
+
+fn recorded(bytes: &[u8]) -> RecordedAnswers {
+    RecordedAnswers(bytes.iter().copied().collect())
+}
+
+fn use_remote(mut remote: RemoteFileSystem<'_>) -> Outcome {
     let root = remote.root();
     let mut check = |entry: DirectoryEntry| {
         assert!(
@@ -265,6 +293,10 @@ pub fn reader_answers(bytes: &[u8]) -> Outcome {
         remote
             .read_link(root)
             .map(|target| assert!(!target.contains(&0), "an invalid target is passed on")),
+        remote.attributes(root).map(|attributes| {
+            let is_valid = attributes.iter().all(ExtendedAttribute::is_valid);
+            assert!(is_valid, "an invalid attribute is passed on");
+        }),
     ];
     if results.iter().all(Result::is_ok) {
         Outcome::Decoded

@@ -1,7 +1,6 @@
 //! Access to the outside world that owns disks: hypervisors, their machines, the agents in them, and the storage of
 //! the host.
 
-pub mod appliance;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
@@ -12,7 +11,7 @@ mod system;
 
 pub use hypervisor::{agent, domain_xml, virtualbox, xapi};
 pub use qemu::qmp;
-pub use storage::{changed_blocks, fuse_mount, provider};
+pub use storage::{changed_blocks, freeze, fuse_mount, loop_device, provider};
 
 pub use hypervisor::bare::{BareQemu, WITHOUT_UUID};
 pub use hypervisor::error::{Error, Result};
@@ -26,12 +25,13 @@ pub use hypervisor::machine::{
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
 pub use hypervisor::traits::{Hypervisor, HypervisorMut, KeptStates, MEMORY_PIPE, Machine, Resumption};
+pub use storage::retries::retry_while_in_use;
 pub use system::allocator::map_large_buffers;
 pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{
-    Answer, Call, CallOutput, ConfinedReader, HandedProcess, LineProcess, LocalTools, Piped, PipedEnd, ProcessOutcome,
-    StreamTools, ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command,
+    Answer, Call, CallOutput, ConfinedReader, HandedProcess, LineProcess, LocalTools, PROGRAM_PATH, Piped, PipedEnd,
+    ProcessOutcome, StreamTools, ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command,
 };
 pub use system::processes::UserIdentity;
 pub use system::processes::{

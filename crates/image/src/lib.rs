@@ -36,6 +36,7 @@ mod formats;
 #[cfg(feature = "hostile")]
 #[doc(hidden)]
 pub mod hostile;
+mod live;
 mod model;
 mod operations;
 mod pipeline;
@@ -48,6 +49,12 @@ pub use formats::qcow2::bulk::BulkWriter;
 pub use formats::qcow2::codec::ClusterCompressor;
 pub use formats::vhd::stream::{VhdBlock, VhdStream};
 pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamReport, write_stream_optimized};
+pub use live::{
+    CONTAINER_FILE, ChainStatus, Changes, Collapse, ContainerLock, ContainerTree, CurrentState, LayerStatus, LiveChain,
+    LiveOptions, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, MergeObserver, MergeProgress, NewContainer, NewSnapshot,
+    PointInTime, PreparedSnapshot, SnapshotEntry, SwitchPlan, TreeLayer, create_container, is_container,
+    is_memory_folder, new_memory_folder, plan_switch, switch,
+};
 pub use model::block_options::BlockOptions;
 pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};
 pub use model::format::Format;

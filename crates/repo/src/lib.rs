@@ -41,7 +41,7 @@ pub use id::{ChunkId, PackId, ParseIdError, RepositoryId, SegmentId, SnapshotId,
 pub use losses::{Loss, LostSnapshot};
 pub use progress::job::{JobProgress, NoProgress};
 pub use progress::stage::{NoStageTimer, Stage, StageTimer};
-pub use read::device::SnapshotDevice;
+pub use read::device::{FrameCacheUse, SnapshotDevice};
 pub use read::restore::{RestoreReport, RestoreRequest, TargetState};
 pub use repair::{RepairAction, RepairPlan, RepairReport, RepairRequest};
 pub use repository::Repository;

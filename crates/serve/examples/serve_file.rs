@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use holdfast_block::{FileDevice, FileDeviceMut, IoMode, SystemClock};
 use holdfast_serve::nbd::{
-    Absent, Event, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, TlsPolicy, ZeroSpeed,
+    Absent, Event, Export, ExportDevice, FixedExports, Limits, Listener, Server, ServerOptions, ServerResources,
+    TlsPolicy, ZeroSpeed,
 };
 
 fn main() {
@@ -35,7 +36,7 @@ fn main() {
     let clock = SystemClock::new();
     let mut server = Server::new(ServerOptions {
         exports: Arc::new(FixedExports::new([export])),
-        limits: Limits::default(),
+        resources: ServerResources::new(Limits::default()),
         tls: TlsPolicy::Off,
         clock: Arc::new(clock),
         events: Arc::new(|event: &Event<'_>| eprintln!("{event:?}")),

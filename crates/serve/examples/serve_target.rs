@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use holdfast_block::{FileDevice, FileDeviceMut, IoMode, SystemClock};
 use holdfast_serve::iscsi::{
-    Authentication, ExportDevice, InitiatorAccess, Limits, Listener, LogicalUnit, SectorSize, Target, TargetEvent,
-    TargetServer, TargetServerOptions, UnitOptions,
+    Authentication, ExportDevice, InitiatorAccess, Limits, Listener, LogicalUnit, SectorSize, ServerResources, Target,
+    TargetEvent, TargetServer, TargetServerOptions, TargetSet, UnitOptions,
 };
 
 fn main() {
@@ -36,9 +36,9 @@ fn main() {
     let units = vec![LogicalUnit::new(device, options)];
     let target = Target::new("iqn.2026-01.org.example:disk", InitiatorAccess::Anyone, units).unwrap();
     let mut server = TargetServer::new(TargetServerOptions {
-        targets: vec![Arc::new(target)],
+        targets: Arc::new(TargetSet::new([target])),
         authentication: Authentication::None,
-        limits: Limits::default(),
+        resources: ServerResources::new(Limits::default()),
         clock: Arc::new(SystemClock::new()),
         events: Arc::new(|event: &TargetEvent<'_>| eprintln!("{event:?}")),
         // No challenge is sent without CHAP.

@@ -32,6 +32,12 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// A socket of a service manager cannot be used.
+    #[error("the inherited socket is not a listening stream socket")]
+    InheritedSocket {
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
     /// A TCP address could not be listened on.
     #[error("listen on {address}")]
     Tcp {
@@ -39,6 +45,12 @@ pub enum Error {
         address: SocketAddr,
         /// The operating system's reason.
         source: std::io::Error,
+    },
+    /// A server has as many targets as it can have.
+    #[error("the server has {count_max} targets, and cannot have more")]
+    TargetCount {
+        /// The maximum.
+        count_max: usize,
     },
     /// A thread could not be started.
     #[error("start a thread for {purpose}")]
@@ -73,6 +85,12 @@ pub enum Error {
     TargetName {
         /// The name.
         name: String,
+    },
+    /// A single socket was given for several disks.
+    #[error("a socket is for one disk, and {disks} disks are to be served")]
+    SocketCount {
+        /// The number of disks.
+        disks: usize,
     },
     /// A target has too many logical units.
     #[error("the target {name} has {count} disks, more than 256")]

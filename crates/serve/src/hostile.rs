@@ -6,6 +6,7 @@ use crate::fuse;
 use crate::iscsi;
 use crate::nbd;
 use crate::nbd::client::hostile as client;
+use crate::vhost_user;
 
 /// The parsers of this crate.
 pub const PARSERS: &[Parser] = &[
@@ -41,6 +42,10 @@ pub const PARSERS: &[Parser] = &[
         name: "iscsi_session",
         feed: iscsi_session,
     },
+    Parser {
+        name: "vhost_user_request",
+        feed: vhost_user_request,
+    },
 ];
 
 /// Valid bytes for every parser of this crate: name of the parser, name of the seed, bytes.
@@ -50,6 +55,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         .chain(nbd::server::hostile::seeds())
         .chain(client::seeds())
         .chain(iscsi::hostile::seeds())
+        .chain(vhost_user::hostile::seeds())
         .collect()
 }
 
@@ -76,4 +82,9 @@ pub fn iscsi_login(bytes: &[u8]) -> Outcome {
 /// The PDUs of an initiator in a session with an iSCSI target. Its commands are executed on devices in memory.
 pub fn iscsi_session(bytes: &[u8]) -> Outcome {
     iscsi::hostile::session(bytes)
+}
+
+/// The memory of a guest with requests to a vhost-user disk. They are executed on a device in memory.
+pub fn vhost_user_request(bytes: &[u8]) -> Outcome {
+    vhost_user::hostile::requests(bytes)
 }

@@ -20,6 +20,7 @@ mod scsi;
 mod server;
 mod session;
 mod target;
+mod target_set;
 mod text;
 
 pub use crate::server::connections::StopReport;
@@ -27,8 +28,10 @@ pub use crate::server::export_device::{Absent, ExportDevice};
 pub use crate::server::limits::Limits;
 pub use crate::server::listen::Listener;
 pub use crate::server::peer::Peer;
+pub use crate::server::resources::ServerResources;
 pub use crate::stream::Socket;
 pub use login::{Authentication, ChapSecret, ChapUser};
 pub use scsi::{LogicalUnit, SectorSize, UnitOptions};
 pub use server::{InitiatorGone, RandomSource, TargetEvent, TargetEventSink, TargetServer, TargetServerOptions};
 pub use target::{InitiatorAccess, Target, is_iscsi_name};
+pub use target_set::{TargetSet, UnitPosition};

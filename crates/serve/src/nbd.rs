@@ -12,6 +12,7 @@ pub use crate::server::export_device::{Absent, ExportDevice};
 pub use crate::server::limits::Limits;
 pub use crate::server::listen::Listener;
 pub use crate::server::peer::Peer;
+pub use crate::server::resources::ServerResources;
 pub use crate::stream::Socket;
 pub use crate::tls::{ClientTrust, TlsServer};
 pub use server::{

@@ -1,5 +1,8 @@
 //! What the servers of all protocols share: listeners, limits, the table of connections, memory, and worker threads.
 //!
+//! Several servers of a process can share their [`ServerResources`](resources::ServerResources): the limits then apply to
+//! all of them together.
+//!
 //! ```text
 //! listen ─► connections        one thread per client, within the limits
 //!               ├─ receive     received bytes, and how long to wait for more
@@ -10,6 +13,8 @@
 //! ```
 
 pub(crate) mod budget;
+pub(crate) mod client;
+pub(crate) mod client_key;
 pub(crate) mod connections;
 pub(crate) mod dispatch;
 pub(crate) mod export_device;
@@ -18,4 +23,5 @@ pub(crate) mod listen;
 pub(crate) mod outbox;
 pub(crate) mod peer;
 pub(crate) mod receive;
+pub(crate) mod resources;
 pub(crate) mod workers;

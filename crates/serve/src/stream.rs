@@ -40,6 +40,15 @@ impl Socket {
         }
     }
 
+    /// Where the peer is.
+    pub(crate) fn origin(&self) -> Origin {
+        match self {
+            Self::Tcp(_) => self.address().map_or(Origin::Unknown, Origin::Address),
+            Self::Unix(stream) => sockopt::socket_peercred(stream)
+                .map_or(Origin::Unknown, |who| Origin::Process(who.pid.as_raw_nonzero().get())),
+        }
+    }
+
     /// The peer's name for messages: an address, or user and process.
     pub(crate) fn peer(&self) -> String {
         match self {
@@ -54,6 +63,17 @@ impl Socket {
     }
 }
 
+/// Where a client is. All connections of one origin share its part of memory and workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Origin {
+    /// A network address.
+    Address(IpAddr),
+    /// A process of this host.
+    Process(i32),
+    /// The connection has ended already.
+    Unknown,
+}
+
 /// Whether to wait for the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Wait {
@@ -61,6 +81,18 @@ pub(crate) enum Wait {
     ForPeer,
     /// Do not wait: bytes that do not fit into the socket buffer are not sent.
     Not,
+}
+
+/// How much of a message has arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Arrived {
+    /// All bytes that were asked for.
+    All,
+    Part,
+    /// Nothing, within the timeout of the socket.
+    Nothing,
+    /// The peer has closed.
+    End,
 }
 
 /// A connection.
@@ -137,6 +169,26 @@ impl SocketStream {
                 Err(errno) => return Err(errno.into()),
             }
         }
+    }
+
+    /// Waits for bytes, and reports whether `count` bytes (at most 64) have arrived. They are not received.
+    ///
+    /// The connection must not be encrypted.
+    pub(crate) fn peek(&self, count: usize) -> io::Result<Arrived> {
+        let mut bytes = [0; 64];
+        let count = count.min(bytes.len());
+        match rustix::net::recv(&self.socket, &mut bytes[..count], RecvFlags::PEEK) {
+            Ok((0, _)) | Err(Errno::CONNRESET) => Ok(Arrived::End),
+            Ok((length, _)) if length < count => Ok(Arrived::Part),
+            Ok(_) => Ok(Arrived::All),
+            Err(Errno::INTR | Errno::AGAIN) => Ok(Arrived::Nothing),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Another handle of the socket.
+    pub(crate) fn duplicate(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
     }
 
     /// Accepts a prefix of `pieces` and returns its length. The bytes are sent at the latest by [`flush`](Self::flush).

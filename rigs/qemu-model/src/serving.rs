@@ -8,7 +8,8 @@ use std::thread::JoinHandle;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, Error, ExtentKind, ExtentList, Result, SystemClock, to_usize};
 use holdfast_serve::nbd::{
-    Event, Export, ExportDevice, ExportEntry, Exports, Limits, Server, ServerOptions, Socket, TlsPolicy, ZeroSpeed,
+    Event, Export, ExportDevice, ExportEntry, Exports, Limits, Server, ServerOptions, ServerResources, Socket,
+    TlsPolicy, ZeroSpeed,
 };
 use rustix::net::Shutdown;
 
@@ -28,7 +29,7 @@ impl NbdServer {
         let listener = Arc::new(UnixListener::from(listener));
         let server = Server::new(ServerOptions {
             exports: Arc::new(ExportsOfState(Weak::clone(state))),
-            limits: Limits::default(),
+            resources: ServerResources::new(Limits::default()),
             tls: TlsPolicy::Off,
             clock: Arc::new(SystemClock::new()),
             events: Arc::new(|_: &Event<'_>| {}),

@@ -1,7 +1,8 @@
 //! Runs programs that a test requires.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// Runs a program, which must succeed; returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
@@ -12,6 +13,43 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {text}");
     text
+}
+
+/// A listening socket, and the name by which a service knows it.
+pub struct ServiceSocket<'a> {
+    /// The name (`FileDescriptorName=`).
+    pub name: &'a str,
+    /// The socket.
+    pub socket: OwnedFd,
+}
+
+/// Starts a program with two sockets as systemd does: as the descriptors 3 and 4, with the variables of sd_listen_fds(3).
+/// Its messages go to the file `errors`.
+pub fn activate(program: &Command, sockets: [ServiceSocket<'_>; 2], errors: &Path) -> Command {
+    // The shell replaces itself, so LISTEN_PID is the process of the program. The standard streams carry the sockets to it.
+    const SCRIPT: &str = "exec 3<&0 4<&2 </dev/null 2>\"$ERRORS\"; export LISTEN_PID=$$; exec \"$@\"";
+    let names = sockets.each_ref().map(|socket| socket.name).join(":");
+    let [first, second] = sockets.map(|socket| Stdio::from(socket.socket));
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", SCRIPT, "sh"])
+        .arg(program.get_program())
+        .args(program.get_args());
+    for (name, value) in program.get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    if let Some(folder) = program.get_current_dir() {
+        command.current_dir(folder);
+    }
+    command
+        .env("ERRORS", errors)
+        .env("LISTEN_FDS", "2")
+        .env("LISTEN_FDNAMES", names);
+    command.stdin(first).stderr(second).stdout(Stdio::piped());
+    command
 }
 
 /// Asserts that the NBD export at `socket` contains `byte` in `length` bytes from `offset` on.

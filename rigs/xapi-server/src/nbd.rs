@@ -11,8 +11,8 @@ use std::{fmt, io};
 
 use holdfast_block::{BlockDevice, ExtentList, FileDevice, IoMode};
 use holdfast_serve::nbd::{
-    ClientTrust, Event, Export, ExportDevice, ExportEntry, Exports, Limits, Listener, Server, ServerOptions, TlsPolicy,
-    TlsServer,
+    ClientTrust, Event, Export, ExportDevice, ExportEntry, Exports, Limits, Listener, Server, ServerOptions,
+    ServerResources, TlsPolicy, TlsServer,
 };
 
 use crate::database::text;
@@ -32,7 +32,7 @@ pub(crate) fn start(pool: &Arc<Pool>, listeners: [Listener; 2]) -> io::Result<Ve
                 pool: Arc::clone(pool),
                 host,
             }),
-            limits: Limits::default(),
+            resources: ServerResources::new(Limits::default()),
             tls: TlsPolicy::Required(tls),
             clock: Arc::new(pool.clock),
             events: Arc::new(|_: &Event<'_>| {}),

@@ -1,7 +1,8 @@
-//! `cargo xtask test`: builds all test programs at once, and runs them in two lanes, with clippy beside them.
+//! `cargo xtask test`: builds all test programs at once, and runs them in lanes, with clippy beside them.
 //!
 //! `cargo test` runs one program after the other. The end-to-end tests mostly wait: for a hypervisor to start, or for
-//! ZFS to write. Meanwhile the other programs and clippy use the processors.
+//! ZFS to write. Meanwhile the other programs and clippy use the processors. Two of those run at a time, because most
+//! end with one long test, and some wait, too.
 
 #![expect(clippy::disallowed_methods, reason = "it runs cargo and the tests")]
 
@@ -18,9 +19,11 @@ use programs::TestProgram;
 
 /// Number of threads for the end-to-end tests: more than there are processors, because most of these tests wait.
 const WAITING_THREADS: &str = "8";
-/// The seed for the order of these tests. In alphabetical order, all tests that must take turns with ZFS would run at
-/// the same time, and all threads would wait for one of them.
+/// The seed for the order of these tests. In alphabetical order, tests of the same kind would run at the same time: all
+/// of them wait, or all of them compute.
 const WAITING_ORDER: &str = "1";
+/// Number of other programs that run at the same time.
+const OTHER_LANE_COUNT: usize = 2;
 /// Number of slowest tests to list.
 const SLOWEST_COUNT: usize = 10;
 
@@ -48,13 +51,17 @@ enum Printing {
 /// As text: tests or checks that failed, programs that could not be built or run, or that no test ran.
 pub(crate) fn run(scope: Scope) -> Result<(), String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let (waiting, computing): (Vec<TestProgram>, Vec<TestProgram>) = programs::build(scope, &cargo)?
+    let (waiting, mut others): (Vec<TestProgram>, Vec<TestProgram>) = programs::build(scope, &cargo)?
         .into_iter()
         .partition(|program| program.name == "e2e");
+    // Taken from the end: the long programs first, which are those in the folders `tests`.
+    others.sort_by_key(|program| program.source.parent().is_some_and(|folder| !folder.ends_with("src")));
+    let (waiting, others) = (Mutex::new(waiting), Mutex::new(others));
     let total = Mutex::new(Outcome::default());
-    let lane = |programs: &[TestProgram], threads: Option<&str>, printing| -> Result<(), String> {
-        for program in programs {
-            let outcome = run_program(program, threads, printing)?;
+    let lane = |programs: &Mutex<Vec<TestProgram>>, threads: Option<&str>, printing| -> Result<(), String> {
+        let next = || Ok::<_, String>(programs.lock().map_err(|error| error.to_string())?.pop());
+        while let Some(program) = next()? {
+            let outcome = run_program(&program, threads, printing)?;
             total.lock().map_err(|error| error.to_string())?.add(outcome);
         }
         Ok(())
@@ -64,10 +71,14 @@ pub(crate) fn run(scope: Scope) -> Result<(), String> {
             Scope::All => checks::run(&cargo),
             Scope::Unit => Ok(()),
         });
-        let other = threads.spawn(|| lane(&waiting, Some(WAITING_THREADS), Printing::Live));
-        let here = lane(&computing, None, Printing::AtItsEnd);
+        let lanes = std::iter::once(threads.spawn(|| lane(&waiting, Some(WAITING_THREADS), Printing::Live)));
+        let others = || lane(&others, None, Printing::AtItsEnd);
+        let lanes: Vec<_> = lanes
+            .chain((0..OTHER_LANE_COUNT).map(|_| threads.spawn(others)))
+            .collect();
         let panicked = |_| "a lane of tests panicked".to_owned();
-        other.join().map_err(panicked)?.and(here)?;
+        let ended: Vec<Result<(), String>> = lanes.into_iter().map(|lane| lane.join().map_err(panicked)?).collect();
+        ended.into_iter().collect::<Result<(), String>>()?;
         checks.join().map_err(panicked)
     })?;
     let total = total.into_inner().map_err(|error| error.to_string())?;

@@ -19,6 +19,7 @@ pub(crate) const LEVELS: &[Level] = &[
     ("guest-files", &["block"]),
     ("archive", &["block", "image", "hardware"]),
     ("host", &["block", "hardware"]),
+    ("appliance", &["block", "guest-files", "host"]),
     ("serve", &["block"]),
     (
         "engine",
@@ -31,6 +32,7 @@ pub(crate) const LEVELS: &[Level] = &[
             "guest-files",
             "archive",
             "host",
+            "appliance",
             "serve",
         ],
     ),
@@ -47,6 +49,7 @@ pub(crate) const LEVELS: &[Level] = &[
             "guest-files",
             "archive",
             "host",
+            "appliance",
             "serve",
             "engine",
             "daemon",
@@ -61,6 +64,7 @@ pub(crate) const RIGS: &[Level] = &[
     ("qemu-model", &["block", "serve"]),
     ("xapi-server", &["block", "serve"]),
     ("test-kit", &["block", "host"]),
+    ("sanoid-runner", &[]),
 ];
 
 /// Files that must not use some modules of their own crate.

@@ -9,7 +9,8 @@ use super::Finding;
 use super::rust_text::RustFile;
 
 /// The crates that the rule applies to, as path prefixes.
-const CRATES: [&str; 4] = [
+const CRATES: [&str; 5] = [
+    "crates/appliance/src/",
     "crates/archive/src/",
     "crates/block/src/",
     "crates/guest-files/src/",

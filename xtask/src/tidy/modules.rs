@@ -75,6 +75,7 @@ fn is_test_path(path: &str) -> bool {
             part,
             "tests"
                 | "test-kit"
+                | "sanoid-runner"
                 | "benches"
                 | "examples"
                 | "fuzz"

@@ -24,6 +24,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "formats",
             "chain",
             "operations",
+            "live",
             "hostile",
         ],
     ),
@@ -51,10 +52,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "hostile",
         ],
     ),
-    (
-        "host",
-        &["system", "storage", "qemu", "hypervisor", "appliance", "hostile"],
-    ),
+    ("host", &["system", "storage", "qemu", "hypervisor", "hostile"]),
     (
         "engine",
         &[
@@ -67,8 +65,11 @@ pub(crate) const ORDERS: &[Order] = &[
             "restore",
             "guest_files",
             "host_snapshot",
+            "container",
             "capture",
             "exchange",
+            "container_content",
+            "container_restore",
             "template",
             "doctor",
             "hostile",

@@ -31,8 +31,18 @@ pub struct FileLock {
 /// open. Both kinds conflict with each other, so programs that take POSIX record locks (swtpm) or lock single bytes
 /// (QEMU) are kept away, and keep this lock away.
 pub fn lock_file(file: &File) -> std::io::Result<LockOutcome> {
+    lock_as(file, libc::F_WRLCK)
+}
+
+/// Takes a shared lock on the whole of `file`, like [`lock_file`]: any number of programs can hold one, while none
+/// holds an exclusive lock.
+pub fn lock_file_shared(file: &File) -> std::io::Result<LockOutcome> {
+    lock_as(file, libc::F_RDLCK)
+}
+
+fn lock_as(file: &File, kind: libc::c_int) -> std::io::Result<LockOutcome> {
     let duplicate = file.try_clone()?;
-    match set_lock(&duplicate, libc::F_WRLCK) {
+    match set_lock(&duplicate, kind) {
         Ok(()) => Ok(LockOutcome::Locked(FileLock { file: duplicate })),
         Err(errno) => refused(errno),
     }

@@ -1,5 +1,6 @@
 //! The context of a verb: options, environment, output, and prompts.
 
+pub mod activation;
 pub mod holdfast_file;
 pub mod mounts;
 pub mod password;
@@ -186,10 +187,15 @@ impl Context {
 
     /// A folder for sockets and pipes.
     pub fn runtime_folder(&self) -> PathBuf {
-        let of_user = self.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);
-        let folders = of_user.into_iter().chain(["/run".into()]);
         let is_usable = |folder: &PathBuf| rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok();
-        folders.into_iter().find(is_usable).unwrap_or_else(|| "/tmp".into())
+        let found = self.runtime_folders().into_iter().find(is_usable);
+        found.unwrap_or_else(|| "/tmp".into())
+    }
+
+    /// All folders in which processes of this user may have sockets: a service has another environment than a login.
+    pub fn runtime_folders(&self) -> Vec<PathBuf> {
+        let of_user = self.variable(environment::RUNTIME_FOLDER).map(PathBuf::from);
+        of_user.into_iter().chain(["/run".into(), "/tmp".into()]).collect()
     }
 
     /// The folder of the journal of runs; `None` if there is no place for it.

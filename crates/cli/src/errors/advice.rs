@@ -2,6 +2,7 @@
 //!
 //! The words are listed in `docs/json.md`; scripts depend on them.
 
+mod containers;
 mod exchange;
 mod guest_files;
 mod images;
@@ -14,7 +15,7 @@ mod templates;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{Error as JobError, ResolveError, SnapshotChoiceError};
+use holdfast_engine::{Error as JobError, ResolveError, ServingError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
@@ -204,6 +205,27 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Exists,
             "use another name; --force, where a command has it, replaces the file, and restore --in-place writes only the differences into it",
         ),
+        JobError::Serve(holdfast_serve::Error::SocketCount { .. }) => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
+        ),
+        JobError::Serving(ServingError::NameInUse { .. }) => advice(
+            Exit::Error,
+            Kind::Exists,
+            "give an image another name with NAME=IMAGE or --machine; serve a snapshot once",
+        ),
+        JobError::Serving(ServingError::NoRepository) => advice(
+            Exit::Error,
+            Kind::NoRepository,
+            "start the server with --repository, or serve an image",
+        ),
+        JobError::Serving(ServingError::StandardInput | ServingError::UnknownFormat { .. }) => advice(
+            Exit::Usage,
+            Kind::Usage,
+            "give the path of an image, and one of the formats of image info",
+        ),
+        JobError::Serving(ServingError::Registry(_)) => refused("holdfast serve list shows the exports"),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use holdfast_engine::SourceName;
 use holdfast_host::xapi::XenAddress;
 use holdfast_host::{BackupMark, BareQemu, Hypervisor as _, Libvirt, Machine};
+use holdfast_image::CONTAINER_FILE;
 
 use crate::context::Context;
 use crate::errors::Error;
@@ -33,6 +34,8 @@ const LIBVIRT: &str = "libvirt:";
 const TAG: &str = "tag:";
 /// Prefix of a VirtualBox machine.
 const VBOX: &str = "vbox:";
+/// Prefix of the folder of a container.
+const CONTAINER: &str = "container:";
 
 /// A word that selects machines.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +52,8 @@ pub enum MachineWord {
     VirtualBox(String),
     /// Machines of a pool of XenServer or XCP-ng: see [`crate::machines::pools`].
     Pool(XenAddress),
+    /// The container in a folder: `container:/srv/web1`; without the prefix if it has a `container.json`.
+    Container(PathBuf),
 }
 
 impl MachineWord {
@@ -79,6 +84,13 @@ impl MachineWord {
         if let Some(path) = word.as_bytes().strip_prefix(QMP.as_bytes()) {
             return Some(Self::Qmp(OsStr::from_bytes(path).into()));
         }
+        if let Some(path) = word.as_bytes().strip_prefix(CONTAINER.as_bytes()) {
+            return Some(Self::Container(OsStr::from_bytes(path).into()));
+        }
+        // A folder with a descriptor alone may be the disk of a machine: it is an image.
+        if Path::new(word).join(CONTAINER_FILE).is_file() {
+            return Some(Self::Container(word.into()));
+        }
         let text = word.to_str()?;
         if let Some(name) = text.strip_prefix(LIBVIRT) {
             return Some(Self::Libvirt(name.to_owned()));
@@ -100,7 +112,10 @@ impl MachineWord {
 
     /// Whether a word has a scheme that marks it as machines.
     pub fn is_explicit(word: &str) -> bool {
-        XenAddress::has_scheme(word) || [QMP, LIBVIRT, TAG, VBOX].iter().any(|scheme| word.starts_with(scheme))
+        XenAddress::has_scheme(word)
+            || [QMP, LIBVIRT, TAG, VBOX, CONTAINER]
+                .iter()
+                .any(|scheme| word.starts_with(scheme))
     }
 
     /// Whether it may select several machines, which requires a query to the hypervisor.
@@ -108,7 +123,7 @@ impl MachineWord {
         match self {
             Self::Libvirt(text) => Glob::is_one(text),
             Self::Tag(_) => true,
-            Self::Qmp(_) => false,
+            Self::Qmp(_) | Self::Container(_) => false,
             Self::VirtualBox(text) => text.is_empty() || (Glob::is_one(text) && !text.contains('/')),
             Self::Pool(address) => address
                 .item
@@ -117,13 +132,14 @@ impl MachineWord {
         }
     }
 
-    /// Splits words into those about VirtualBox, about pools, and the others.
+    /// Splits words into those about VirtualBox, about pools, about containers, and the others.
     pub fn by_hypervisor(words: Vec<Self>) -> WordsByHypervisor {
         let mut words_by = WordsByHypervisor::default();
         for word in words {
             match word {
                 Self::VirtualBox(text) => words_by.of_virtualbox.push(text),
                 Self::Pool(address) => words_by.of_pools.push(address),
+                Self::Container(folder) => words_by.containers.push(folder),
                 other => words_by.others.push(other),
             }
         }
@@ -138,6 +154,8 @@ pub struct WordsByHypervisor {
     pub of_virtualbox: Vec<String>,
     /// Machines of pools of XenServer and XCP-ng.
     pub of_pools: Vec<XenAddress>,
+    /// The folders of containers.
+    pub containers: Vec<PathBuf>,
     /// Machines of libvirt and of QEMU processes.
     pub others: Vec<MachineWord>,
 }
@@ -342,9 +360,14 @@ fn refuse_others(words: &[MachineWord]) -> Result<(), Error> {
     let whose = words.iter().find_map(|word| match word {
         MachineWord::VirtualBox(_) => Some("VirtualBox"),
         MachineWord::Pool(_) => Some("XenServer"),
+        MachineWord::Container(_) => Some("containers"),
         _ => None,
     });
     match whose {
+        Some("containers") => Err(Error::usage(
+            "this is not done with containers",
+            "holdfast container lists what is done with them; holdfast backup backs them up",
+        )),
         Some(whose) => Err(Error::usage(
             format!("this is not done with machines of {whose}"),
             "holdfast machines, backup and export are about them, too",
@@ -371,7 +394,7 @@ fn choose(wish: &MachineSelection, machines: &[(String, BackupMark)], uri: &str)
                 choice.add_matching(text, wish, machines, uri, |name, _| glob.matches(name))?;
             }
             MachineWord::Libvirt(name) => choice.add(Chosen::libvirt(name)),
-            MachineWord::VirtualBox(_) | MachineWord::Pool(_) => {}
+            MachineWord::VirtualBox(_) | MachineWord::Pool(_) | MachineWord::Container(_) => {}
             MachineWord::Tag(tag) => {
                 let said = format!("{TAG}{tag}");
                 choice.add_matching(&said, wish, machines, uri, |_, mark| mark.tags.contains(tag))?;

@@ -65,6 +65,12 @@ pub const CONFIG: &str = "HOLDFAST_CONFIG";
 pub const STATE_DIRECTORY: &str = "STATE_DIRECTORY";
 /// Socket at which systemd receives the state of a service.
 pub const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
+/// The process for which systemd has opened sockets.
+pub const LISTEN_PID: &str = "LISTEN_PID";
+/// Number of sockets that systemd has opened.
+pub const LISTEN_FDS: &str = "LISTEN_FDS";
+/// Names of these sockets.
+pub const LISTEN_FDNAMES: &str = "LISTEN_FDNAMES";
 /// Timeout of systemd's watchdog, in microseconds.
 pub const WATCHDOG_USEC: &str = "WATCHDOG_USEC";
 /// Set if standard error is systemd's journal.

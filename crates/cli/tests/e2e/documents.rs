@@ -80,6 +80,9 @@ fn reports() -> BTreeMap<&'static str, Vec<Value>> {
     let old = rig.report(&["list"])["snapshots"][0]["id"].as_str().unwrap().to_owned();
     add("diff", 0, &[&old, "a"]);
     add("restore", 0, &["a", "out.raw"]);
+    add("container create", 0, &["box", "4M", "--filesystem", "none"]);
+    add("backup", 0, &["container:box"]);
+    add("restore", 0, &["box", "--to-container", "box2"]);
     add("verify", 5, &["a", "--against", "new-password"]);
     add("verify", 0, &[]);
     add("scrub", 0, &[]);

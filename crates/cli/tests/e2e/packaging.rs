@@ -22,7 +22,7 @@ fn systemd_accepts_the_units() {
             assert!(calendar.parse::<holdfast_policy::Calendar>().is_ok());
         }
     }
-    assert_eq!(words.len(), 7);
+    assert_eq!(words.len(), 10);
     let words: Vec<&str> = words.iter().map(|word| &word[..]).collect();
     assert_eq!(system("systemd-analyze", &words), Ok(String::new()));
 }
@@ -35,6 +35,7 @@ fn the_exposure_of_services_is_bounded() {
         ("holdfast-daemon.service", "40"),
         ("holdfast-run.service", "40"),
         ("holdfast-cron.service", "40"),
+        ("holdfast-serve.service", "40"),
     ] {
         let path = folder.join(unit);
         let threshold = format!("--threshold={exposure_max}");

@@ -3,12 +3,13 @@
 //! All hypervisors follow the same steps, in the order of [`capture`]: find the machine, lock it, choose its disks,
 //! freeze it, read it, and release it. Each [`Capture`] implements the steps for its hypervisor:
 //!
-//! | step | libvirt and QEMU | XenServer | VirtualBox | off |
-//! |---|---|---|---|---|
-//! | freeze | filters, host snapshots, clones or overlays | a snapshot of the pool | a snapshot of VirtualBox | images are opened |
-//! | read | what a dirty bitmap names, or all | what the pool tracks, or all | all | all |
-//! | release | the old bitmaps, or the new ones if it failed | disks that the next backup compares with stay | the snapshot is deleted | |
+//! | step | libvirt and QEMU | XenServer | VirtualBox | container | off |
+//! |---|---|---|---|---|---|
+//! | freeze | filters, host snapshots, clones or overlays | a snapshot of the pool | a snapshot of VirtualBox | a snapshot of its layers | images are opened |
+//! | read | what a dirty bitmap names, or all | what the pool tracks, or all | all | the layers above that of the backup before, or all | all |
+//! | release | the old bitmaps, or the new ones if it failed | disks that the next backup compares with stay | the snapshot is deleted | the snapshot of the backup before is deleted | |
 
+pub(crate) mod container;
 pub(crate) mod foreign_disks;
 pub(crate) mod foreign_machine;
 pub(crate) mod images;

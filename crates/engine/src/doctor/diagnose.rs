@@ -7,7 +7,7 @@ use holdfast_repo::Liveness;
 use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
 use super::{Action, Finding, FindingKind, Repair};
-use super::{diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
+use super::{containers, diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
 use crate::machine::run_journal::Phase;
 use crate::machine::watchdog::is_watchdog_of;
 
@@ -49,6 +49,8 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     diagnosis.findings.extend(left);
     let of_host = diagnose_host::diagnose(seen, &mut diagnosis.notes);
     diagnosis.findings.extend(of_host);
+    let of_containers = containers::diagnose(seen, &mut diagnosis.notes);
+    diagnosis.findings.extend(of_containers);
     for machine in &seen.boxes {
         let finding = virtualbox::diagnose(machine, &mut diagnosis.notes);
         diagnosis.findings.extend(finding);
@@ -324,6 +326,10 @@ impl Diagnosis<'_> {
                 LeftoverKind::UnfinishedFolder => (
                     "the folder of an instant restore that was killed while it made the folder",
                     Repair::DeleteFolder(path.clone()),
+                ),
+                LeftoverKind::UnfinishedContainer => (
+                    "the folder of a container that was not completed, because its process was killed",
+                    Repair::DeleteUnfinishedContainer(path.clone()),
                 ),
                 LeftoverKind::HalfNote => (
                     "an incomplete note of a killed process",

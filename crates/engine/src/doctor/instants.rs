@@ -8,9 +8,10 @@ use holdfast_host::domain_xml::served_folder;
 use holdfast_host::{Hypervisor, Machine};
 
 use super::chains::{is_used, used_images};
-use super::leftovers::{changed_ms, folders};
+use super::leftovers::changed_ms;
 use super::seen::{FindingKind, Repair, SeenInstant};
 use super::{Action, DoctorRequest, Finding};
+use crate::machine::state::scratch::own_folders;
 use crate::restore::instant_job::InstantJob;
 
 /// File name suffix of their folders, which start with a dot.
@@ -49,7 +50,7 @@ pub(super) fn look(
     if is_whole {
         let beside = images.iter().filter_map(|image| image.parent());
         let places: BTreeSet<&Path> = beside.chain(noted.iter().copied()).collect();
-        let beside = places.into_iter().flat_map(|place| folders(place, &["."]));
+        let beside = places.into_iter().flat_map(|place| own_folders(place, &["."]));
         found.extend(beside.filter(|folder| folder.to_string_lossy().ends_with(ENDING)));
     }
     let served = processes.into_iter().flatten().filter_map(|words| served_by(words));

@@ -15,7 +15,7 @@ use crate::files::atomic_file::left_of;
 use crate::files::state_file::half_notes;
 use crate::host_snapshot::states::StateStore;
 use crate::machine::run_journal::HALF;
-use crate::machine::state::scratch::{RUNTIME_FOLDERS, SOCKET, lock_unneeded};
+use crate::machine::state::scratch::{CONTROL_SOCKET, RUNTIME_FOLDERS, SOCKET, lock_unneeded, own_folders};
 
 /// A younger file may still be in use by its creator.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
@@ -36,16 +36,22 @@ pub(super) fn leftovers(
     let now_ms = (request.now_ms)();
     let is_old = |path: &Path| changed_ms(path).is_some_and(|changed| now_ms - changed > AGE_MIN_MS);
     if request.everything {
-        let mounts = dead_fuse_mounts().into_iter();
+        // The mounts of containers are examined with their file systems.
+        let runtime = request
+            .runtime
+            .canonicalize()
+            .unwrap_or_else(|_| request.runtime.clone());
+        let is_other = |folder: &PathBuf| !folder.starts_with(&runtime);
+        let mounts = dead_fuse_mounts().into_iter().filter(is_other);
         found.extend(mounts.map(|folder| leftover(folder, LeftoverKind::DeadMount)));
         let notes = request.journal.iter().chain(&request.places);
         let half_notes = notes.flat_map(|folder| half_notes(folder, HALF));
         found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));
-        for folder in folders(&request.runtime, &[RUNTIME_FOLDERS]) {
+        for folder in own_folders(&request.runtime, &[RUNTIME_FOLDERS]) {
             let is_left = match names(&folder).as_deref() {
                 Some([]) => lock_unneeded(&folder).is_some(),
-                // QEMU may still serve there.
-                Some([name]) if name == SOCKET => is_deserted(&folder.join(SOCKET)),
+                // QEMU or a server may still serve there.
+                Some([name]) if name == SOCKET || name == CONTROL_SOCKET => is_deserted(&folder.join(name)),
                 Some([name]) if name == MEMORY_PIPE => lock_unneeded(&folder).is_some(),
                 _ => false,
             };
@@ -54,7 +60,7 @@ pub(super) fn leftovers(
         let states = request.storage.as_ref().and_then(|storage| storage.states);
         let scratch = states.map(StateStore::scratch).into_iter();
         let scratch = scratch.chain([request.scratch.clone()]);
-        for folder in scratch.flat_map(|place| folders(&place, &SCRATCH)) {
+        for folder in scratch.flat_map(|place| own_folders(&place, &SCRATCH)) {
             // A machine may have a disk in it, even if another program created it.
             let is_image = files.iter().any(|file| file.starts_with(&folder));
             if is_old(&folder) && !is_image && open_below(&folder) == Some(false) {
@@ -96,23 +102,6 @@ pub(super) fn leftover(path: PathBuf, kind: LeftoverKind) -> Leftover {
 
 pub(super) fn changed_ms(path: &Path) -> Option<i64> {
     Some(path.symlink_metadata().ok()?.mtime() * 1000)
-}
-
-/// Folders of this user in `place` with one of these prefixes, as canonical paths.
-pub(super) fn folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
-    let Ok(place) = place.canonicalize() else {
-        return Vec::new();
-    };
-    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
-    let us = rustix::process::geteuid().as_raw();
-    let own = entries.filter(|entry| {
-        let name = entry.file_name();
-        let is_called_so = beginnings.iter().any(|start| name.to_string_lossy().starts_with(start));
-        is_called_so && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == us)
-    });
-    let mut folders: Vec<_> = own.map(|entry| entry.path()).collect();
-    folders.sort();
-    folders
 }
 
 fn names(folder: &Path) -> Option<Vec<String>> {

@@ -13,9 +13,9 @@ use super::emptied::emptied;
 use super::leftovers::leftovers;
 use super::seen::{Leftover, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, ExaminedMachine};
-use super::{host_work, instants, places, pool, virtualbox};
+use super::{containers, host_work, instants, places, pool, virtualbox};
 use crate::job::{Error, Job, Result};
-use crate::notes::{NOTE_BITMAP, NOTE_XEN_BASE, note};
+use crate::notes::{NOTE_BITMAP, NOTE_CONTAINER_LAYER, NOTE_XEN_BASE, note};
 use jiff::tz::TimeZone;
 
 use crate::machine::run_journal::noted_runs;
@@ -35,6 +35,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     seen.unreachable.extend(unreachable);
     seen.forgotten_repositories.clone_from(&request.forgotten_repositories);
     virtualbox::look(request, &mut seen);
+    containers::look(request, &mut seen);
     Ok(seen)
 }
 
@@ -205,7 +206,11 @@ fn look_into(repository: &Repository, job: Job<'_>) -> Result<SeenRepository> {
         }
     }
     let disks = newest.values().flat_map(|manifest| &manifest.disks);
+    let layers = disks
+        .clone()
+        .filter_map(|disk| disk.notes.get(NOTE_CONTAINER_LAYER).cloned());
     Ok(SeenRepository {
+        layers: layers.collect(),
         id: repository.config().id.to_string(),
         needed: disks.filter_map(|disk| disk.notes.get(NOTE_BITMAP).cloned()).collect(),
         bases,

@@ -6,6 +6,7 @@
 
 mod chains;
 mod commit;
+mod containers;
 mod diagnose;
 mod diagnose_disks;
 mod diagnose_host;
@@ -51,7 +52,9 @@ pub struct DoctorRequest<'a> {
     pub virtualbox: Vec<VirtualBoxMachine<'a>>,
     /// The XenServer pools.
     pub pools: Vec<ExaminedPool>,
-    /// Ids of repositories that no longer exist: pools need not keep disks for them.
+    /// The folders of containers to examine, besides those that are mounted.
+    pub containers: Vec<PathBuf>,
+    /// Ids of repositories that no longer exist: pools and containers need not keep anything for them.
     pub forgotten_repositories: Vec<String>,
     /// Machines that could not be reached, and why.
     pub unreachable: Vec<(String, String)>,

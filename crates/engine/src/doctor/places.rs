@@ -5,6 +5,7 @@ use std::path::Path;
 
 use holdfast_repo::Liveness;
 
+use super::containers::partial_containers;
 use super::leftovers::leftover;
 use super::seen::SeenPlace;
 use super::seen::{FindingKind, Leftover, LeftoverKind, Repair, Seen};
@@ -43,7 +44,9 @@ pub(super) fn leftovers(places: &[SeenPlace]) -> Vec<Leftover> {
     let files = folders.iter().flat_map(|folder| left_in(folder));
     let files = files.map(|path| leftover(path, LeftoverKind::Partial));
     let unfinished = folders.iter().flat_map(|folder| unfinished_folders(folder));
+    let containers = folders.iter().flat_map(|folder| partial_containers(folder));
     files
+        .chain(containers.map(|path| leftover(path, LeftoverKind::UnfinishedContainer)))
         .chain(unfinished.map(|path| leftover(path, LeftoverKind::UnfinishedFolder)))
         .collect()
 }

@@ -13,7 +13,8 @@ use super::instants::abandon;
 use super::look::AGENT_DEADLINE;
 use super::seen::Repair;
 use super::{
-    Action, DoctorRequest, ExaminedMachine, Finding, FindingState, emptied, places, pool, repair_host, virtualbox,
+    Action, DoctorRequest, ExaminedMachine, Finding, FindingState, containers, emptied, places, pool, repair_host,
+    virtualbox,
 };
 use crate::files::atomic_file::delete_left;
 use crate::files::state_file::delete_half_note;
@@ -58,6 +59,9 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
             purpose,
             uuids,
         } => pool::remove_kept_disks(request, title, purpose, uuids),
+        Repair::ClearRuntime(folder) => containers::clear_runtime(folder, job),
+        Repair::DeleteContainerSnapshots { folder, ids } => containers::delete_layers(request, folder, ids, job),
+        Repair::DeleteUnfinishedContainer(folder) => containers::delete_partial(folder),
         Repair::ForgetStates => repair_host::forget_states(request, job),
         Repair::Abandon(folder) => abandon(request, folder, job.clock),
         Repair::ForgetRun(run) => forget(request, finding, *run, job),

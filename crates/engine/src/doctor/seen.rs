@@ -9,6 +9,7 @@ use holdfast_host::qemu::{Bitmap, QemuJob, RunId};
 use holdfast_repo::Liveness;
 
 use crate::capture::virtualbox::LeftSnapshot;
+use crate::container::RuntimeRemains;
 use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::states::Unfinished;
 use crate::machine::place_note::HeldSnapshotNote;
@@ -40,6 +41,10 @@ pub(super) struct Seen {
     pub(super) boxes: Vec<SeenBox>,
     /// Leftovers of backups in XenServer pools.
     pub(super) pools: Vec<SeenPool>,
+    /// Folders for mounts of containers whose processes have ended.
+    pub(super) runtime_remains: Vec<RuntimeRemains>,
+    /// Containers with snapshots of backups.
+    pub(super) containers: Vec<SeenContainer>,
     /// Repositories that no longer exist, according to the user.
     pub(super) forgotten_repositories: Vec<String>,
     pub(super) everything: bool,
@@ -53,6 +58,8 @@ pub(super) struct SeenRepository {
     pub(super) id: String,
     /// The bitmaps that the newest snapshots of machines need.
     pub(super) needed: Vec<String>,
+    /// UUIDs of the layers of containers that the newest snapshots were made of.
+    pub(super) layers: BTreeSet<String>,
     /// UUIDs of the pools' disks that snapshots are based on.
     pub(super) bases: BTreeSet<String>,
 }
@@ -162,6 +169,8 @@ pub(super) enum LeftoverKind {
     Probe,
     /// The folder of an instant restore that was not completed.
     UnfinishedFolder,
+    /// The folder of a container that was not completed.
+    UnfinishedContainer,
     /// An incomplete note in the journal of runs.
     HalfNote,
     /// A mounted repository whose server has ended.
@@ -279,6 +288,26 @@ pub(super) struct SeenBox {
     pub(super) manager: Option<String>,
 }
 
+/// A container with the snapshots that backups have taken.
+#[derive(Debug, Clone)]
+pub(super) struct SeenContainer {
+    pub(super) folder: PathBuf,
+    pub(super) layers: Vec<SeenLayer>,
+    /// Whether a backup of it is running.
+    pub(super) is_backed_up: bool,
+}
+
+/// A snapshot of a container that a backup has taken.
+#[derive(Debug, Clone)]
+pub(super) struct SeenLayer {
+    /// The UUID of its layer.
+    pub(super) id: String,
+    pub(super) repository: String,
+    pub(super) machine: String,
+    /// When it was taken, in seconds since 1970.
+    pub(super) created_s: Option<u64>,
+}
+
 /// Kind of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FindingKind {
@@ -316,6 +345,10 @@ pub enum FindingKind {
     PoolSnapshot,
     /// A XenServer pool keeps disks for backups that will never run.
     PoolBase,
+    /// The server of a mounted container is dead.
+    ContainerMount,
+    /// A container has a snapshot that no backup needs.
+    ContainerSnapshot,
     /// A machine cannot be examined.
     Unreachable,
 }
@@ -341,6 +374,8 @@ impl FindingKind {
             Self::VirtualBoxSnapshot => "virtualbox-snapshot",
             Self::PoolSnapshot => "pool-snapshot",
             Self::PoolBase => "pool-base",
+            Self::ContainerMount => "container-mount",
+            Self::ContainerSnapshot => "container-snapshot",
             Self::Unreachable => "unreachable",
         }
     }
@@ -434,6 +469,17 @@ pub enum Repair {
         /// Their UUIDs.
         uuids: Vec<String>,
     },
+    /// Unmount the disk of a container whose server is dead, and delete the folder of the mount.
+    ClearRuntime(PathBuf),
+    /// Delete snapshots of a container that no backup needs.
+    DeleteContainerSnapshots {
+        /// The container.
+        folder: PathBuf,
+        /// Their UUIDs.
+        ids: Vec<String>,
+    },
+    /// Delete the folder of a container that was not completed.
+    DeleteUnfinishedContainer(PathBuf),
     /// Remove states whose host snapshots no longer exist.
     ForgetStates,
 }

@@ -8,6 +8,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use holdfast_appliance::{
+    ApplianceDisk, ApplianceError, ApplianceMachine, ApplianceMachineOptions, ApplianceProgram, build_initrd,
+    find_kernel,
+};
 use holdfast_block::{BackingId, BlockDevice, Clock, ExtentList, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions};
 use holdfast_guest_files::protocol::{Appliance, RemoteFileSystem, ScanReport, ScanRequest};
 use holdfast_guest_files::{
@@ -15,12 +19,8 @@ use holdfast_guest_files::{
     Result as ReadResult,
 };
 use holdfast_host::StreamTools;
-use holdfast_host::appliance::{
-    ApplianceDisk, ApplianceError, ApplianceMachine, ApplianceMachineOptions, ApplianceProgram, build_initrd,
-    find_kernel,
-};
 use holdfast_serve::nbd::{
-    Event, Export, ExportDevice, FixedExports, Limits, Server, ServerOptions, Socket, TlsPolicy,
+    Event, Export, ExportDevice, FixedExports, Limits, Server, ServerOptions, ServerResources, Socket, TlsPolicy,
 };
 
 use crate::job::error::GuestFilesError;
@@ -218,7 +218,7 @@ fn serve_disk(
             "",
             ExportDevice::Writable(Arc::new(device)),
         )])),
-        limits: Limits::default(),
+        resources: ServerResources::new(Limits::default()),
         tls: TlsPolicy::Off,
         clock: Arc::clone(&options.clock),
         events: Arc::new(|_: &Event<'_>| {}),

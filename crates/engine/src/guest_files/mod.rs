@@ -8,6 +8,7 @@ mod address;
 mod appliance;
 mod open;
 mod read;
+mod readers;
 mod restart;
 mod restore;
 mod target;
@@ -15,11 +16,9 @@ mod walk;
 
 pub use address::{GuestAddress, GuestAddressError};
 pub use appliance::ApplianceOptions;
-pub use open::{
-    GuestVolume, GuestVolumes, LocatedFiles, ReaderChoice, ReaderKind, ReaderLauncher, ReaderOptions,
-    open_guest_volumes,
-};
+pub use open::{GuestVolumes, LocatedFiles, open_guest_volumes};
 pub use read::read_guest_file;
+pub use readers::{GuestVolume, ReaderChoice, ReaderKind, ReaderLauncher, ReaderOptions};
 pub use restore::{RestoredFiles, TreeRestoreRequest, restore_tree};
 pub use target::TargetConflicts;
 pub use walk::{UnreadableFile, WalkDepth, WalkReport, WalkedFile, walk_files};

@@ -253,6 +253,7 @@ impl Lab {
             }],
             virtualbox: Vec::new(),
             pools: Vec::new(),
+            containers: Vec::new(),
             forgotten_repositories: Vec::new(),
             unreachable: Vec::new(),
             address: self.address(),

@@ -154,7 +154,7 @@ pub fn serve_appliance(
                     place.insert(volumes.mount(volume)?);
                 }
                 current = Some(volume);
-                opened_message(mounted.get(&volume))
+                opened_message(mounted.get(&volume).map(|file_system| &**file_system))
             }),
             _ => match current.and_then(|volume| mounted.get_mut(&volume)) {
                 Some(file_system) => answered(&channel, &mut **file_system, &request),
@@ -170,7 +170,7 @@ fn answered(channel: &SharedChannel, file_system: &mut dyn FileSystem, request: 
     guarded(|| answer(channel, file_system, request))
 }
 
-fn opened_message(file_system: Option<&Box<dyn FileSystem>>) -> Result<Message> {
+fn opened_message(file_system: Option<&dyn FileSystem>) -> Result<Message> {
     let file_system = file_system.ok_or_else(|| Error::Reader("has no such volume".to_owned()))?;
     Ok(message::opened(&OpenedFileSystem {
         root: file_system.root(),

@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use holdfast_block::Clock;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
@@ -18,6 +19,7 @@ use rustix::net::{
 };
 
 use super::provider::Mounts;
+use super::retries::retry_while_in_use;
 use crate::system::process::command;
 
 const DEVICE: &str = "/dev/fuse";
@@ -234,6 +236,12 @@ pub fn dead_fuse_mounts() -> Vec<PathBuf> {
     };
     let mounts = Mounts::read().unwrap_or_default();
     mounts.points_of_kind(FILE_SYSTEM_TYPE).filter(is_dead).collect()
+}
+
+/// Unmounts a file system that [`mount_fuse`] mounted, with [retries](retry_while_in_use) while programs use it.
+pub fn unmount_unused_fuse(folder: &Path, clock: &dyn Clock) -> Result<(), FuseMountError> {
+    let is_in_use = |error: &FuseMountError| matches!(error, FuseMountError::InUse { .. });
+    retry_while_in_use(clock, is_in_use, || unmount_fuse(folder, UnmountMode::Unused))
 }
 
 /// Unmounts a file system that [`mount_fuse`] mounted.

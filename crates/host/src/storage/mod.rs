@@ -2,5 +2,8 @@
 
 pub mod changed_blocks;
 pub(crate) mod file_system;
+pub mod freeze;
 pub mod fuse_mount;
+pub mod loop_device;
 pub mod provider;
+pub(crate) mod retries;

@@ -26,7 +26,7 @@ pub use local_tools::LocalTools;
 pub use piped::{Piped, PipedEnd, StreamTools};
 pub use reader::ConfinedReader;
 pub use secrets::command;
-pub(crate) use tool::PATH as PROGRAM_PATH;
+pub use tool::PATH as PROGRAM_PATH;
 pub use tool::{Answer, ToolError, Tools};
 pub use worker::{Worker, WorkerOutput, WorkerRequest};
 

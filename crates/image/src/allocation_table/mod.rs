@@ -21,7 +21,7 @@ use self::pages::TableChanges;
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::layered::{Layered, push_file};
-use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent};
+use crate::model::mapped_extent::{Compressed, KnownLength, MappedExtent, MappedKind};
 use crate::model::repair_action::RepairAction;
 use crate::{Error, Result};
 
@@ -96,6 +96,8 @@ pub(crate) struct TableLayer {
     pub(crate) file: Arc<dyn ImageFile>,
     pub(crate) tables: Box<dyn AllocationTable>,
     pub(crate) backing: Option<Arc<dyn BlockDevice>>,
+    /// Units that were reserved, and whose content could not be written: they are read from the backing device.
+    unwritten: Range<u64>,
     length: KnownLength,
 }
 
@@ -111,6 +113,7 @@ impl TableLayer {
             file,
             tables,
             backing,
+            unwritten: 0..0,
             length: KnownLength::default(),
         }
     }
@@ -126,7 +129,17 @@ impl Layered for TableLayer {
     }
 
     fn run(&self, offset: u64, length_max: u64) -> Result<MappedExtent> {
-        self.tables.run(offset, length_max)
+        if self.unwritten.contains(&offset) {
+            return Ok(MappedExtent {
+                length: length_max.min(self.unwritten.end - offset),
+                kind: MappedKind::Absent,
+            });
+        }
+        let before_unwritten = self.unwritten.start.checked_sub(offset).filter(|length| *length > 0);
+        self.tables.run(
+            offset,
+            before_unwritten.map_or(length_max, |length| length_max.min(length)),
+        )
     }
 
     fn read_data(&self, buffer: &mut [u8], host: u64) -> Result<()> {

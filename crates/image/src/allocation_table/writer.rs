@@ -54,6 +54,11 @@ impl TableMut {
         }
     }
 
+    /// Reads the layer while it is not changed.
+    pub(crate) fn with_layer<T>(&self, read: impl FnOnce(&TableLayer) -> Result<T>) -> Result<T> {
+        self.shared(|state| read(&state.layer))
+    }
+
     fn shared<T>(&self, work: impl FnOnce(&TableState) -> Result<T>) -> Result<T> {
         work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -217,12 +222,13 @@ impl TableState {
         }
         let start = to_usize(offset - units.start);
         content[start..start + length].copy_from_slice(&data[..length]);
-        // Reserved space without its content would hide the backing device.
         let written = match self.layer.tables.reserve(units.clone()) {
             Ok(()) => self.write_reserved(&content, units.start),
             Err(error) => Err(error),
         };
         if let Err(error) = &written {
+            // Reserved units without their content would hide the backing device.
+            self.layer.unwritten = units;
             self.failure = Some(error.to_string());
         }
         written?;
@@ -330,6 +336,8 @@ impl BlockDeviceMut for TableMut {
 mod tests {
     use std::sync::Arc;
 
+    use holdfast_block::{BlockDevice, BlockDeviceMut as _, MemoryDevice};
+
     use super::TableMut;
     use crate::allocation_table::TableLayer;
     use crate::file::ImageFile;
@@ -339,14 +347,43 @@ mod tests {
     use crate::formats::ploop::header::PloopHeader;
     use crate::formats::ploop::tables::PloopTables;
 
-    #[test]
-    fn flushes_at_the_same_time_take_two_rounds() {
-        let recording = Arc::new(RecordingFile::new(Vec::new(), None).with_zero_holes());
-        write_empty(&*recording, 98_304, 4096).unwrap();
+    fn device_over(recording: &Arc<RecordingFile>, backing: Option<Arc<dyn BlockDevice>>) -> TableMut {
+        write_empty(&**recording, 98_304, 4096).unwrap();
         let file: Arc<dyn ImageFile> = recording.clone();
         let header = PloopHeader::load(&*file, "image").unwrap();
         let tables = Box::new(PloopTables::new("image".into(), header, Arc::clone(&file)));
-        let device = TableMut::new(TableLayer::new("image".into(), file, tables, None));
+        TableMut::new(TableLayer::new("image".into(), file, tables, backing))
+    }
+
+    /// The cluster is reserved, cleared and then written: each of these can fail.
+    #[test]
+    fn a_failed_write_leaves_the_rest_of_its_cluster() {
+        let backing = Arc::new(MemoryDevice::from_bytes(&vec![0x55; 98_304]));
+        for number in 1.. {
+            let recording = Arc::new(RecordingFile::new(Vec::new(), None).with_zero_holes());
+            let device = device_over(&recording, Some(backing.clone()));
+            device.write_at(&[0x66; 512], 0).unwrap();
+            recording.fail_at(recording.operation_count() + number);
+            let is_written = device.write_at(&[0x77; 512], 8192 + 512).is_ok();
+            let mut found = vec![0; 98_304];
+            device.read_at(&mut found, 0).unwrap();
+            let mut expected = vec![0x55; 98_304];
+            expected[..512].fill(0x66);
+            if is_written {
+                expected[8192 + 512..8192 + 1024].fill(0x77);
+            }
+            assert!(found == expected, "operation {number} fails");
+            if is_written {
+                assert!(number > 2, "each operation has failed once");
+                break;
+            }
+        }
+    }
+
+    #[test]
+    fn flushes_at_the_same_time_take_two_rounds() {
+        let recording = Arc::new(RecordingFile::new(Vec::new(), None).with_zero_holes());
+        let device = device_over(&recording, None);
         let count = syncs_of_joined_flushes(&recording, &device, &device.rounds, &|| device.commit_round());
         assert_eq!(count, 4, "data and table, twice");
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{
     DirectPath, Error as BlockError, ExtentKind, ExtentList, FileLock, IoMode, LockOutcome, Result as BlockResult,
-    lock_file, sync_folder_of, to_usize,
+    lock_file, lock_file_shared, sync_folder_of, to_usize,
 };
 use rustix::fs::{FallocateFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -22,6 +22,8 @@ use crate::{Error, Result};
 pub(crate) enum Access {
     /// Reading only.
     Read,
+    /// Reading, with a lock that keeps writers away.
+    ReadPinned,
     /// Reading and writing, with a lock that keeps other writers (also QEMU) away.
     Write,
     /// The same, and the programs that this process starts hold the lock too, until the last of them has ended.
@@ -109,7 +111,8 @@ impl HostFile {
         };
         let lock = match access {
             Access::Read | Access::WriteUnlocked => None,
-            Access::Write | Access::WriteWithChildren => lock(&file, path)?,
+            Access::ReadPinned => outcome_of(lock_file_shared(&file), path)?,
+            Access::Write | Access::WriteWithChildren => outcome_of(lock_file(&file), path)?,
         };
         if access == Access::WriteWithChildren {
             let inherited = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty());
@@ -121,7 +124,7 @@ impl HostFile {
             direct: None,
             kind,
             read_bytes: match access {
-                Access::Read => metadata.len(),
+                Access::Read | Access::ReadPinned => metadata.len(),
                 Access::Write | Access::WriteWithChildren | Access::WriteUnlocked => 0,
             },
         })
@@ -161,26 +164,26 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
 
 impl Access {
     pub(crate) fn is_write(self) -> bool {
-        self != Self::Read
+        !matches!(self, Self::Read | Self::ReadPinned)
     }
 
     fn flags(self) -> OFlags {
         // NONBLOCK: a FIFO in place of an image must not hang the open; files and block devices ignore it.
         let common = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
         match self {
-            Self::Read => OFlags::RDONLY | common,
+            Self::Read | Self::ReadPinned => OFlags::RDONLY | common,
             Self::Write | Self::WriteWithChildren | Self::WriteUnlocked => OFlags::RDWR | common,
         }
     }
 }
 
-/// Takes an exclusive lock on the whole file.
+/// The lock on a whole file.
 ///
 /// QEMU keeps shared open-file-description locks on single bytes of every image that it has open. They conflict with
-/// this lock in both directions: the disk of a running machine cannot be opened for writing, and a machine cannot
-/// open a file that is locked here.
-fn lock(file: &File, path: &Path) -> Result<Option<FileLock>> {
-    match lock_file(file).map_err(|source| Error::io("lock", path, source))? {
+/// an exclusive lock in both directions: the disk of a running machine cannot be opened for writing, and a machine
+/// cannot open a file that is locked here.
+fn outcome_of(outcome: std::io::Result<LockOutcome>, path: &Path) -> Result<Option<FileLock>> {
+    match outcome.map_err(|source| Error::io("lock", path, source))? {
         LockOutcome::HeldElsewhere => Err(Error::Locked {
             image: path.display().to_string(),
         }),

@@ -11,15 +11,14 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 use holdfast_policy::sanoid::{SanoidConfig, SnapshotType, TypedSnapshot, freshness, snapshot_name};
 use holdfast_policy::{TimeZone, Timestamp};
+use holdfast_sanoid_runner::Sanoid;
 
 use crate::random::Random;
 
-const SANOID: &str = "/usr/sbin/sanoid";
 const CASE_COUNT: u64 = 240;
 /// The monitor is compared in one of this many cases.
 const MONITORED_EVERY: u64 = 4;
@@ -203,16 +202,19 @@ fn newest(case: &Case, dataset: &str, kind: SnapshotType) -> Option<Timestamp> {
 /// The environment of the real program.
 struct World {
     folder: tempfile::TempDir,
+    program: Sanoid,
 }
 
 impl World {
     fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let world = Self {
-            folder: tempfile::tempdir().unwrap(),
+            program: Sanoid::start(&folder.path().join("bin")),
+            folder,
         };
         let snapshots = world.path("snapshots");
         let datasets = DATASETS.join("\n");
-        world.program(
+        world.add_program(
             "zfs",
             &format!(
                 "case $* in\n\
@@ -222,10 +224,8 @@ impl World {
                 snapshots.display()
             ),
         );
-        world.program("zpool", &format!("cat '{}'", world.path("capacity").display()));
-        world.program("ps", "");
-        let clock = "package FixedTime; BEGIN { *CORE::GLOBAL::time = sub () { $ENV{FIXED_TIME} } } 1;";
-        fs::write(world.path("FixedTime.pm"), clock).unwrap();
+        world.add_program("zpool", &format!("cat '{}'", world.path("capacity").display()));
+        world.add_program("ps", "");
         world
     }
 
@@ -233,7 +233,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    fn program(&self, name: &str, text: &str) {
+    fn add_program(&self, name: &str, text: &str) {
         let folder = self.path("bin");
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join(name);
@@ -242,7 +242,7 @@ impl World {
     }
 
     /// Runs the real program; returns its output and its exit code.
-    fn sanoid(&self, case: &Case, words: &[&str]) -> (String, i32) {
+    fn sanoid(&mut self, case: &Case, words: &[&str]) -> (String, i32) {
         for folder in ["cache", "run"] {
             fs::remove_dir_all(self.path(folder)).ok();
         }
@@ -268,30 +268,27 @@ impl World {
         fs::write(self.path("capacity"), format!("{}%\n", case.pool_used_percent)).unwrap();
         fs::create_dir_all(self.path("etc")).unwrap();
         fs::write(self.path("etc/sanoid.conf"), &case.configuration).unwrap();
-        let paths = std::env::var("PATH").unwrap_or_default();
         let argument = |name: &str, folder: &str| format!("--{name}={}", self.path(folder).display());
-        let output = Command::new("perl")
-            .arg(format!("-I{}", self.folder.path().display()))
-            .args(["-MFixedTime", SANOID])
-            .args([
-                argument("configdir", "etc"),
-                argument("cache-dir", "cache"),
-                argument("run-dir", "run"),
-            ])
-            .args(words)
-            .env("PATH", format!("{}:{paths}", self.path("bin").display()))
-            .env("TZ", case.zone_name)
-            .env("FIXED_TIME", case.now.as_second().to_string())
-            .output()
-            .unwrap();
-        let message = String::from_utf8(output.stdout).unwrap();
-        let code = output.status.code().unwrap();
-        let complaints = String::from_utf8_lossy(&output.stderr);
-        assert!(code < 3, "{message}\n{complaints}\n{}", case.configuration);
-        (message, code)
+        let mut line = vec![
+            format!("TZ={}", case.zone_name),
+            format!("FIXED_TIME={}", case.now.as_second()),
+            argument("configdir", "etc"),
+            argument("cache-dir", "cache"),
+            argument("run-dir", "run"),
+        ];
+        line.extend(words.iter().map(|word| (*word).to_owned()));
+        let run = self.program.run(&line);
+        assert!(
+            run.code < 3,
+            "{}\n{}\n{}",
+            run.output,
+            run.complaints,
+            case.configuration
+        );
+        (run.output, run.code)
     }
 
-    fn theirs(&self, case: &Case) -> BTreeSet<String> {
+    fn theirs(&mut self, case: &Case) -> BTreeSet<String> {
         let words = ["--readonly", "--verbose", "--take-snapshots", "--prune-snapshots"];
         let (message, code) = self.sanoid(case, &words);
         assert_eq!(code, 0, "{message}");
@@ -313,7 +310,7 @@ impl World {
 
 /// Compares the cases of these seeds; returns how many snapshots were taken and how many removed.
 fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
-    let world = World::new();
+    let mut world = World::new();
     let (mut taken_count, mut removed_count) = (0, 0);
     for seed in seeds {
         let case = Case::new(seed);
@@ -343,7 +340,6 @@ fn compare(seeds: impl Iterator<Item = u64>) -> (usize, usize) {
 
 #[test]
 fn every_decision_equals_that_of_sanoid() {
-    assert!(Path::new(SANOID).exists(), "sanoid is not installed: make setup");
     let half = CASE_COUNT / 2;
     let (first, second) = std::thread::scope(|scope| {
         let first = scope.spawn(|| compare(0..half));

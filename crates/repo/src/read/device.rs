@@ -52,6 +52,17 @@ pub struct SnapshotDevice {
     spare: Mutex<Vec<FrameBuffers>>,
     /// The end of the last read.
     last_end: AtomicU64,
+    hit_count: AtomicU64,
+    miss_count: AtomicU64,
+}
+
+/// Look-ups of frames by reads of a disk since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FrameCacheUse {
+    /// Frames that were decoded already.
+    pub hit_count: u64,
+    /// Frames that had to be read and decoded.
+    pub miss_count: u64,
 }
 
 impl Repository {
@@ -73,6 +84,8 @@ impl Repository {
             frames: Mutex::new(LruCache::new(FRAME_CACHE_BYTES)),
             spare: Mutex::default(),
             last_end: AtomicU64::new(u64::MAX),
+            hit_count: AtomicU64::new(0),
+            miss_count: AtomicU64::new(0),
         }
     }
 }
@@ -92,6 +105,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl SnapshotDevice {
+    /// How often reads found their data in the cache.
+    pub fn cache_use(&self) -> FrameCacheUse {
+        FrameCacheUse {
+            hit_count: self.hit_count.load(Ordering::Relaxed),
+            miss_count: self.miss_count.load(Ordering::Relaxed),
+        }
+    }
+
     pub(crate) fn map(&self) -> MapReader<'_> {
         MapReader::new(&*self.packs, self.root, self.size_bytes, self.unit)
     }
@@ -186,12 +207,15 @@ impl SnapshotDevice {
                 let wanted = location.offset as usize + to_usize(together);
                 match missing.iter_mut().find(|(known, _)| *known == key) {
                     Some((_, most)) => *most = wanted.max(*most),
-                    None if lock(&self.frames).get(&key).is_some_and(|raw| raw.len() >= wanted) => {}
+                    None if lock(&self.frames).get(&key).is_some_and(|raw| raw.len() >= wanted) => {
+                        self.hit_count.fetch_add(1, Ordering::Relaxed);
+                    }
                     None => missing.push((key, wanted)),
                 }
             }
             at += together;
         }
+        self.miss_count.fetch_add(missing.len() as u64, Ordering::Relaxed);
         let Some((&((pack, frame), wanted), others)) = missing.split_first() else {
             return Ok(());
         };

@@ -6,8 +6,8 @@
 //! permanently.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use holdfast_block::{BlockDevice, MemoryDevice, SeededRandom, to_usize};
 use holdfast_repo::store::{Fault, FaultPlan, FaultSpan, FaultStore, MemoryStore, ObjectKind, Store};
@@ -63,8 +63,13 @@ fn empty() -> MemoryStore {
     store
 }
 
-/// The disk and the stream of a day.
-fn contents(day: u64) -> [Vec<u8>; 2] {
+/// The disk and the stream of a day. They are needed a thousand times.
+fn contents(day: u64) -> &'static [Vec<u8>; 2] {
+    static DAYS: [OnceLock<[Vec<u8>; 2]>; 7] = [const { OnceLock::new() }; 7];
+    DAYS[to_usize(day)].get_or_init(|| create_contents(day))
+}
+
+fn create_contents(day: u64) -> [Vec<u8>; 2] {
     let mut disk = SeededRandom::new(5).bytes(96 << 10);
     for part in 0..4 {
         // Some parts change every day, some every other day, and some never.
@@ -83,7 +88,7 @@ fn contents(day: u64) -> [Vec<u8>; 2] {
 
 fn back_up(repository: &Repository, day: u64) -> Result<SnapshotId, Error> {
     let [disk, stream] = contents(day);
-    let device = MemoryDevice::from_bytes(&disk);
+    let device = MemoryDevice::from_bytes(disk);
     let mut reader = &stream[..];
     let sources = vec![
         source("disk", SourceData::Disk(&device)),
@@ -145,11 +150,11 @@ fn assert_sound(repository: &Repository, store: &dyn Store, committed: &Committe
             assert!(known.is_none_or(|known| *known == day), "{case}");
             let [disk, stream] = contents(day);
             assert!(
-                read(repository, manifest.id, "disk") == disk,
+                read(repository, manifest.id, "disk") == *disk,
                 "{case}: the disk differs"
             );
             assert!(
-                read(repository, manifest.id, "memory") == stream,
+                read(repository, manifest.id, "memory") == *stream,
                 "{case}: the stream differs"
             );
         }

@@ -88,7 +88,9 @@ impl Drop for ThreadSlot {
 
 impl Shared {
     fn run(&self) {
-        let mut request = vec![0; self.session.request_bytes_max()];
+        // Not zero, so that each page exists. If this process is killed while the kernel copies a request to a page that
+        // does not exist yet, the caller gets an input/output error, and no successor gets the request.
+        let mut request = vec![u8::MAX; self.session.request_bytes_max()];
         let mut body = Vec::new();
         loop {
             let length = match rustix::io::read(self.device.as_fd(), &mut request) {

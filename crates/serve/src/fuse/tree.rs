@@ -15,7 +15,7 @@ use crate::nbd::ExportDevice;
 
 /// Content of a file.
 pub trait FileContent: Send + Sync {
-    /// Its size in bytes, which never changes.
+    /// Its size in bytes. A file that can be written may grow.
     fn size_bytes(&self) -> u64;
 
     /// Identifies the content. A file of the same path and identity keeps its node when the tree is replaced.

@@ -16,6 +16,7 @@ use super::pdu::{Digest, Digests, Header, NO_TAG, Parsed, parse};
 use super::scsi::{LogicalUnit, UnitOptions};
 use super::session::{Directory, Exchange, Queued, SessionInfo, Step, TargetSession};
 use super::target::{InitiatorAccess, Target};
+use super::target_set::TargetSet;
 use super::text;
 use crate::server::budget::Budget;
 use crate::server::export_device::ExportDevice;
@@ -24,7 +25,7 @@ const NAME: &str = "iqn.2026-01.org.example:disk";
 const SIZE_BYTES: u64 = 128 << 10;
 const WINDOW: u32 = 8;
 
-fn targets() -> Arc<[Arc<Target>]> {
+fn targets() -> Arc<TargetSet> {
     let unit = |device: ExportDevice| LogicalUnit::new(device, UnitOptions::new("serial"));
     let device = || Arc::new(MemoryDevice::new(SIZE_BYTES));
     let units = vec![
@@ -32,7 +33,7 @@ fn targets() -> Arc<[Arc<Target>]> {
         unit(ExportDevice::ReadOnly(device())),
     ];
     let target = Target::new(NAME, InitiatorAccess::Anyone, units).expect("the name is valid");
-    [Arc::new(target)].into()
+    Arc::new(TargetSet::new([target]))
 }
 
 fn authentication(choice: u8) -> Authentication {
@@ -66,7 +67,7 @@ pub(crate) fn login(bytes: &[u8]) -> Outcome {
     let targets = targets();
     let authentication = authentication(*first);
     let context = LoginContext {
-        targets: &targets,
+        targets: &targets.list(),
         authentication: &authentication,
         has_session: &|handle| handle == 7,
         new_session: &|| Some(1),
@@ -164,7 +165,7 @@ impl SessionDriver {
                     session_id: [0; 6],
                 },
             },
-            target: targets.first().cloned(),
+            target: targets.list().first().cloned(),
         });
         let exchange = Arc::new(Exchange::new(first_numbers()));
         let directory = Directory {
@@ -210,7 +211,7 @@ impl SessionDriver {
             let Some(wanted) = self.session.wanted_memory() else {
                 return true;
             };
-            let Some(lease) = self.budget.try_take(wanted.bytes) else {
+            let Some(lease) = self.budget.try_take(crate::stream::Origin::Unknown, wanted.bytes) else {
                 assert!(self.session.holds_memory(), "all memory is lost");
                 return true;
             };

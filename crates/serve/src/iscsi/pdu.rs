@@ -31,6 +31,7 @@ pub(crate) mod response {
     pub(crate) const DATA_IN: u8 = 0x25;
     pub(crate) const LOGOUT: u8 = 0x26;
     pub(crate) const READY_TO_TRANSFER: u8 = 0x31;
+    pub(crate) const ASYNCHRONOUS_MESSAGE: u8 = 0x32;
     pub(crate) const REJECT: u8 = 0x3f;
 }
 

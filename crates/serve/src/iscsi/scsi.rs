@@ -28,8 +28,8 @@ pub(crate) use cdb::{Cdb, Command};
 pub(crate) use inquiry::UnitPlace;
 pub(crate) use reply::{CommandResult, DataIn};
 pub(crate) use sense::{SENSE_BYTES, ScsiStatus, Sense};
+pub(crate) use unit::{LUNS_CHANGED, TRANSFER_BYTES_MAX, UnitReset};
 pub use unit::{LogicalUnit, SectorSize, UnitOptions};
-pub(crate) use unit::{TRANSFER_BYTES_MAX, UnitReset};
 
 /// "Mode parameters changed".
 const MODE_CHANGED: u16 = 0x2a01;
@@ -43,8 +43,8 @@ pub(crate) struct Invocation<'a> {
     /// The addressed unit; `None` if there is none with this number.
     pub(crate) unit: Option<&'a LogicalUnit>,
     pub(crate) place: UnitPlace<'a>,
-    /// Number of logical units of the target.
-    pub(crate) unit_count: usize,
+    /// The numbers of the logical units of the target.
+    pub(crate) unit_numbers: &'a [u8],
     pub(crate) cdb: &'a Cdb,
     /// The data from the initiator: as much as the command takes.
     pub(crate) data: &'a [u8],
@@ -129,7 +129,7 @@ fn try_execute(invocation: &Invocation<'_>) -> Result<DataIn, DeviceFailure> {
     if let Lookup::Found(info) = &found {
         match info.command {
             Command::Inquiry => return Ok(DataIn::Bytes(inquiry::inquiry(unit, invocation.place, cdb)?)),
-            Command::ReportLuns => return Ok(DataIn::Bytes(report::luns(invocation.unit_count, cdb)?)),
+            Command::ReportLuns => return Ok(DataIn::Bytes(report::luns(invocation.unit_numbers, cdb)?)),
             Command::RequestSense => return Ok(DataIn::Bytes(request_sense(invocation)?)),
             _ => {}
         }

@@ -5,25 +5,24 @@
 
 mod connection;
 mod directory;
+mod ending;
 mod event;
 mod execution;
 mod login_phase;
 mod shared;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use holdfast_block::Clock;
 
 use super::login::Authentication;
-use super::target::Target;
+use super::target_set::TargetSet;
 use crate::Result;
-use crate::server::budget::Budget;
+use crate::server::client::ServerCore;
 use crate::server::connections::{Connections, StopReport};
-use crate::server::limits::Limits;
 use crate::server::listen::Listener;
-use crate::server::workers::Workers;
+use crate::server::resources::ServerResources;
 use crate::stream::Socket;
 use directory::SessionDirectory;
 use shared::TargetShared;
@@ -48,12 +47,12 @@ impl<F: Fn(&mut [u8]) -> std::io::Result<()> + Send + Sync> RandomSource for F {
 /// Options of a target server.
 #[derive(Clone)]
 pub struct TargetServerOptions {
-    /// The targets.
-    pub targets: Vec<Arc<Target>>,
+    /// The targets, which may change while the server runs.
+    pub targets: Arc<TargetSet>,
     /// How initiators are authenticated.
     pub authentication: Authentication,
-    /// The limits on initiators.
-    pub limits: Limits,
+    /// The limits on initiators, and what they share; may be shared with other servers.
+    pub resources: ServerResources,
     /// The clock.
     pub clock: Arc<dyn Clock>,
     /// The receiver of events.
@@ -71,16 +70,12 @@ impl TargetServer {
     /// A server without listeners.
     pub fn new(options: TargetServerOptions) -> Self {
         let shared = TargetShared {
-            targets: options.targets.into(),
+            core: ServerCore::new(options.resources, options.clock),
+            targets: options.targets,
             authentication: options.authentication,
-            workers: Workers::new(options.limits.worker_count_max),
-            budget: Arc::new(Budget::new(options.limits.memory_bytes_max)),
-            limits: options.limits,
-            clock: options.clock,
             events: options.events,
             randomness: options.randomness,
             sessions: SessionDirectory::default(),
-            is_stopping: AtomicBool::new(false),
         };
         Self {
             connections: Connections::new(Arc::new(shared)),
@@ -104,18 +99,6 @@ impl TargetServer {
 
     /// Stops the server: accepts no more initiators, and completes the commands in progress, for at most `patience`.
     pub fn stop(mut self, patience: Duration) -> StopReport {
-        self.stop_within(patience)
-    }
-
-    fn stop_within(&mut self, patience: Duration) -> StopReport {
-        let report = self.connections.stop(patience);
-        self.connections.protocol().workers.close();
-        report
-    }
-}
-
-impl Drop for TargetServer {
-    fn drop(&mut self) {
-        self.stop_within(Duration::ZERO);
+        self.connections.stop(patience)
     }
 }

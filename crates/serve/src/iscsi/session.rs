@@ -22,7 +22,8 @@ use super::pdu::{FLAG_FINAL, Header, NO_TAG, Pdu, RejectReason, request, respons
 use super::scsi::{
     Cdb, CommandResult, Invocation, LogicalUnit, Sense, UnitPlace, data_in_bytes, data_out_bytes, fails_without_data,
 };
-use super::target::{PORTAL_GROUP, SendTargets, Target, send_targets};
+use super::target::{PORTAL_GROUP, SendTargets, send_targets};
+use super::target_set::TargetSet;
 use crate::server::budget::Lease;
 use response::Expected;
 use task::{Memory, PendingTask};
@@ -75,7 +76,7 @@ pub(crate) struct TargetSession {
 /// The data for lists of targets.
 #[derive(Debug, Clone)]
 pub(crate) struct Directory {
-    pub(crate) targets: Arc<[Arc<Target>]>,
+    pub(crate) targets: Arc<TargetSet>,
     /// Address and port at which the initiator has connected.
     pub(crate) portal: String,
 }
@@ -221,14 +222,14 @@ impl TargetSession {
         let cdb = Cdb(header.field(32));
         let unit = self.info.target.as_ref().and_then(|target| target.unit(header.lun()));
         let offered = header.word_20();
-        let taken = data_out_bytes(unit.map(|unit| &**unit), &cdb);
+        let taken = data_out_bytes(unit.as_deref(), &cdb);
         let is_write = header.flags() & WRITE != 0;
         let expected = if is_write {
             Expected::Out { offered, taken }
         } else {
             Expected::In(if header.flags() & 0x40 != 0 { offered } else { 0 })
         };
-        let mut result = self.early_result(unit.map(|unit| &**unit), &cdb);
+        let mut result = self.early_result(unit.as_deref(), &cdb);
         // A command that takes data needs an initiator that sends it.
         if !is_write && taken > 0 {
             result.get_or_insert(CommandResult::check(Sense::INVALID_FIELD_IN_CDB));
@@ -240,7 +241,7 @@ impl TargetSession {
         };
         let transfer = Transfer::new(&start, &self.parameters);
         let bytes = match expected {
-            Expected::In(expected) => data_in_bytes(unit.map(|unit| &**unit), &cdb).min(u64::from(expected)),
+            Expected::In(expected) => data_in_bytes(unit.as_deref(), &cdb).min(u64::from(expected)),
             Expected::Out { .. } => start.taken.min(u64::from(offered)),
         };
         let is_small = bytes <= u64::from(FIRST_BURST_BYTES);
@@ -249,8 +250,8 @@ impl TargetSession {
                 task_tag: header.task_tag(),
                 cdb,
                 lun: header.lun(),
-                abort_count: unit.map_or(0, |unit| unit.abort_count(&self.info.nexus)),
-                unit: unit.cloned(),
+                abort_count: unit.as_ref().map_or(0, |unit| unit.abort_count(&self.info.nexus)),
+                unit,
                 expected,
                 order: if header.flags() & 7 == ORDERED {
                     TaskOrder::Ordered
@@ -278,7 +279,7 @@ impl TargetSession {
                 target_name: target.name(),
                 portal_group: PORTAL_GROUP,
             },
-            unit_count: target.units().len(),
+            unit_numbers: &target.unit_numbers(),
             cdb,
             data: &[],
             offered: 0,
@@ -409,7 +410,7 @@ impl TargetSession {
                 initiator: &info.nexus.port.name,
                 portal: &directory.portal,
             };
-            send_targets(&directory.targets, &wanted)
+            send_targets(&directory.targets.list(), &wanted)
         };
         match self.text.request(pdu, &mut self.parameters, &list) {
             Ok(answer) => {

@@ -1,10 +1,13 @@
 //! Targets: named sets of logical units, and the initiators that may use them.
 
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::scsi::LogicalUnit;
+use super::nexus::Nexus;
+use super::scsi::{LUNS_CHANGED, LogicalUnit};
 use super::text;
+use crate::registry::{ClientEntry, ClientHandle, ClientSession};
 use crate::{Error, Result};
 
 /// Longest name of a target or of an initiator (RFC 7143 section 4.2.7.1).
@@ -33,18 +36,59 @@ impl InitiatorAccess {
     }
 }
 
-/// A target.
+/// A target. Its logical units change while sessions use it.
 pub struct Target {
     name: String,
     access: InitiatorAccess,
-    units: Vec<Arc<LogicalUnit>>,
+    state: RwLock<TargetState>,
+}
+
+struct TargetState {
+    units: BTreeMap<u8, Arc<LogicalUnit>>,
+    /// The numbers of the units, in order.
+    numbers: Arc<[u8]>,
+    sessions: BTreeMap<u64, KnownSession>,
+    /// Its last unit was removed: no session can begin.
+    is_removed: bool,
+}
+
+/// A session with a target.
+pub(crate) struct EnteredSession {
+    pub(crate) nexus: Nexus,
+    pub(crate) entry: ClientEntry,
+    pub(crate) ending: Arc<dyn ClientSession>,
+}
+
+/// A session, and its places among the clients of exports.
+struct KnownSession {
+    session: EnteredSession,
+    places: BTreeMap<u8, ClientHandle>,
+}
+
+impl KnownSession {
+    fn enter(&mut self, number: u8, unit: &LogicalUnit) {
+        unit.enter(&self.session.nexus);
+        let entered = unit
+            .registered()
+            .and_then(|export| export.enter(self.session.entry.clone(), Arc::clone(&self.session.ending)));
+        if let Some(place) = entered {
+            self.places.insert(number, place);
+        }
+    }
+}
+
+/// The units of a target after one was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnitsLeft {
+    Some,
+    None,
 }
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Target")
             .field("name", &self.name)
-            .field("unit_count", &self.units.len())
+            .field("unit_count", &self.read().units.len())
             .finish_non_exhaustive()
     }
 }
@@ -60,10 +104,17 @@ impl Target {
             let count = units.len();
             return Err(Error::UnitCount { name, count });
         }
+        let units: BTreeMap<u8, _> = (0..=u8::MAX).zip(units.into_iter().map(Arc::new)).collect();
+        let state = TargetState {
+            numbers: units.keys().copied().collect(),
+            units,
+            sessions: BTreeMap::new(),
+            is_removed: false,
+        };
         Ok(Self {
             name,
             access,
-            units: units.into_iter().map(Arc::new).collect(),
+            state: RwLock::new(state),
         })
     }
 
@@ -72,8 +123,21 @@ impl Target {
         &self.name
     }
 
-    pub(crate) fn units(&self) -> &[Arc<LogicalUnit>] {
-        &self.units
+    fn read(&self) -> RwLockReadGuard<'_, TargetState> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, TargetState> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn units(&self) -> Vec<Arc<LogicalUnit>> {
+        self.read().units.values().cloned().collect()
+    }
+
+    /// The numbers of its units, in order.
+    pub(crate) fn unit_numbers(&self) -> Arc<[u8]> {
+        Arc::clone(&self.read().numbers)
     }
 
     pub(crate) fn admits(&self, initiator: &str) -> bool {
@@ -81,14 +145,96 @@ impl Target {
     }
 
     /// The logical unit that a LUN field addresses, in peripheral or flat space addressing (SAM-5 section 4.7.7).
-    pub(crate) fn unit(&self, lun: [u8; 8]) -> Option<&Arc<LogicalUnit>> {
+    pub(crate) fn unit(&self, lun: [u8; 8]) -> Option<Arc<LogicalUnit>> {
         let [high, low, rest @ ..] = lun;
         let number = match (high >> 6, high & 0x3f) {
-            (0, 0) => usize::from(low),
-            (1, high) => usize::from(high) << 8 | usize::from(low),
+            (0, 0) => u16::from(low),
+            (1, high) => u16::from(high) << 8 | u16::from(low),
             _ => return None,
         };
-        (rest == [0; 6]).then(|| self.units.get(number)).flatten()
+        let number = u8::try_from(number).ok().filter(|_| rest == [0; 6])?;
+        self.read().units.get(&number).cloned()
+    }
+
+    /// Begins a session with all units; `false` if the target was removed.
+    pub(crate) fn enter(&self, session: EnteredSession) -> bool {
+        let mut state = self.write();
+        if state.is_removed {
+            return false;
+        }
+        let id = session.nexus.id;
+        let mut known = KnownSession {
+            session,
+            places: BTreeMap::new(),
+        };
+        for (number, unit) in &state.units {
+            known.enter(*number, unit);
+        }
+        state.sessions.insert(id, known);
+        true
+    }
+
+    /// Ends a session: all that belongs to it ends, too.
+    pub(crate) fn leave(&self, nexus: &Nexus) {
+        let mut state = self.write();
+        let left = state.sessions.remove(&nexus.id);
+        for unit in state.units.values() {
+            unit.leave(nexus);
+        }
+        drop(state);
+        drop(left);
+    }
+
+    /// Adds a unit with the first free number, which it returns. Sessions that exist learn of it.
+    pub(crate) fn add_unit(&self, unit: LogicalUnit) -> Result<u8> {
+        let mut state = self.write();
+        let free = (0..=u8::MAX).find(|number| !state.units.contains_key(number));
+        let Some(number) = free else {
+            let name = self.name.clone();
+            let count = LUN_COUNT_MAX + 1;
+            return Err(Error::UnitCount { name, count });
+        };
+        state.units.values().for_each(|unit| unit.attend_all(LUNS_CHANGED));
+        let TargetState {
+            units,
+            sessions,
+            numbers,
+            ..
+        } = &mut *state;
+        for session in sessions.values_mut() {
+            session.enter(number, &unit);
+        }
+        units.insert(number, Arc::new(unit));
+        *numbers = units.keys().copied().collect();
+        Ok(number)
+    }
+
+    /// Removes a unit. Sessions with other units continue, and learn of it. With its last unit, the target is removed:
+    /// the caller ends its sessions.
+    pub(crate) fn remove_unit(&self, number: u8) -> UnitsLeft {
+        let mut state = self.write();
+        let TargetState {
+            units,
+            sessions,
+            numbers,
+            ..
+        } = &mut *state;
+        units.remove(&number);
+        *numbers = units.keys().copied().collect();
+        if units.is_empty() {
+            state.is_removed = true;
+            return UnitsLeft::None;
+        }
+        let left: Vec<_> = sessions
+            .values_mut()
+            .map(|session| session.places.remove(&number))
+            .collect();
+        for unit in units.values() {
+            unit.attend_all(LUNS_CHANGED);
+        }
+        drop(state);
+        drop(left);
+        UnitsLeft::Some
     }
 }
 

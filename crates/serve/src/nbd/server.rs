@@ -29,17 +29,15 @@ mod tls_policy;
 mod work;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use holdfast_block::Clock;
 
 use crate::Result;
-use crate::server::budget::Budget;
+use crate::server::client::ServerCore;
 use crate::server::connections::{Connections, StopReport};
-use crate::server::limits::Limits;
 use crate::server::listen::Listener;
-use crate::server::workers::Workers;
+use crate::server::resources::ServerResources;
 use crate::stream::Socket;
 use connection::ServerShared;
 
@@ -53,8 +51,8 @@ pub use tls_policy::TlsPolicy;
 pub struct ServerOptions {
     /// The exports.
     pub exports: Arc<dyn Exports>,
-    /// The limits on clients.
-    pub limits: Limits,
+    /// The limits on clients, and what clients share; may be shared with other servers.
+    pub resources: ServerResources,
     /// Whether connections are encrypted.
     pub tls: TlsPolicy,
     /// The clock.
@@ -72,14 +70,10 @@ impl Server {
     /// A server without listeners.
     pub fn new(options: ServerOptions) -> Self {
         let shared = ServerShared {
+            core: ServerCore::new(options.resources, options.clock),
             exports: options.exports,
-            workers: Workers::new(options.limits.worker_count_max),
-            budget: Arc::new(Budget::new(options.limits.memory_bytes_max)),
-            limits: options.limits,
             tls: options.tls,
-            clock: options.clock,
             events: options.events,
-            is_stopping: AtomicBool::new(false),
         };
         Self {
             connections: Connections::new(Arc::new(shared)),
@@ -104,18 +98,6 @@ impl Server {
     /// Stops the server: accepts no more clients, answers new requests with `ESHUTDOWN`, and completes the requests in
     /// progress, for at most `patience`.
     pub fn stop(mut self, patience: Duration) -> StopReport {
-        self.stop_within(patience)
-    }
-
-    fn stop_within(&mut self, patience: Duration) -> StopReport {
-        let report = self.connections.stop(patience);
-        self.connections.protocol().workers.close();
-        report
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.stop_within(Duration::ZERO);
+        self.connections.stop(patience)
     }
 }

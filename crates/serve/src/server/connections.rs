@@ -3,16 +3,15 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Shutdown};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use holdfast_block::Clock;
-
+use super::client::{ConnectedClient, ServerCore};
 use super::limits::Limits;
 use super::listen::Listener;
 use super::peer::Peer;
+use super::resources::ConnectionCounts;
 use crate::stream::{Socket, SocketStream};
 use crate::{Error, Result};
 
@@ -25,21 +24,19 @@ const STOP_TICK: Duration = Duration::from_millis(5);
 
 /// A protocol: how a server serves one client.
 pub(crate) trait Protocol: Send + Sync + 'static {
-    /// The state of one connection that the server needs to know.
-    type Client: ConnectedClient;
+    /// Encoded replies.
+    type Reply: AsRef<[u8]> + Default + Send + 'static;
     /// Names of the threads that accept clients and serve them.
     const THREAD_NAMES: ThreadNames;
 
-    /// The limits on clients.
-    fn limits(&self) -> &Limits;
-    /// The clock.
-    fn clock(&self) -> &dyn Clock;
-    /// Set when the server stops.
-    fn stop_flag(&self) -> &AtomicBool;
-    /// The state of a new connection.
-    fn client(&self, peer: Arc<Peer>, stream: Arc<SocketStream>) -> Self::Client;
+    /// The state that all protocols have.
+    fn core(&self) -> &ServerCore;
+    /// The maximum number of connections of this server alone.
+    fn connection_count_max(&self) -> usize {
+        usize::MAX
+    }
     /// Serves a client until the connection ends.
-    fn serve(self: &Arc<Self>, client: &Self::Client);
+    fn serve(self: &Arc<Self>, client: &ConnectedClient<Self::Reply>);
     /// Reports a client that was refused because there are too many.
     fn too_many(&self, peer: &Peer);
     /// Reports a connection that could not be accepted.
@@ -53,14 +50,6 @@ pub(crate) struct ThreadNames {
     pub(crate) connection: &'static str,
 }
 
-/// The state of a client that the table of connections depends on.
-pub(crate) trait ConnectedClient: Clone + Send + 'static {
-    /// Whether the handshake is complete.
-    fn has_entered(&self) -> bool;
-    /// Whether requests are in progress.
-    fn is_busy(&self) -> bool;
-}
-
 /// The state after a server has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StopReport {
@@ -68,10 +57,11 @@ pub struct StopReport {
     pub abandoned_connection_count: usize,
 }
 
-/// The listeners and connections of a server.
+/// The listeners and connections of a server. Dropping it stops the server at once.
 pub(crate) struct Connections<P: Protocol> {
     table: Arc<ConnectionTable<P>>,
     listeners: Vec<ListenerThread>,
+    is_withdrawn: bool,
 }
 
 /// A listener and the thread that accepts its clients.
@@ -82,17 +72,15 @@ struct ListenerThread {
 
 struct ConnectionTable<P: Protocol> {
     protocol: Arc<P>,
-    last_connection: AtomicU64,
     connections: Mutex<ConnectionMap<P>>,
     disconnected: Condvar,
 }
 
-type ConnectionMap<P> = BTreeMap<u64, OpenConnection<<P as Protocol>::Client>>;
+type ConnectionMap<P> = BTreeMap<u64, OpenConnection<<P as Protocol>::Reply>>;
 
 /// A connection in the table.
-struct OpenConnection<C> {
-    client: C,
-    stream: Arc<SocketStream>,
+struct OpenConnection<B> {
+    client: ConnectedClient<B>,
     /// The client's network address.
     address: Option<IpAddr>,
     /// Whether the connection was closed in favour of another client.
@@ -104,16 +92,12 @@ impl<P: Protocol> Connections<P> {
         Self {
             table: Arc::new(ConnectionTable {
                 protocol,
-                last_connection: AtomicU64::new(0),
                 connections: Mutex::new(BTreeMap::new()),
                 disconnected: Condvar::new(),
             }),
             listeners: Vec::new(),
+            is_withdrawn: false,
         }
-    }
-
-    pub(crate) fn protocol(&self) -> &P {
-        &self.table.protocol
     }
 
     /// Serves all clients of `listener`.
@@ -140,13 +124,31 @@ impl<P: Protocol> Connections<P> {
 
     /// Accepts no more clients, and completes the requests in progress, for at most `patience`.
     pub(crate) fn stop(&mut self, patience: Duration) -> StopReport {
-        self.table.protocol.stop_flag().store(true, Ordering::Relaxed);
+        self.close_listeners();
+        self.table.wait_for_clients(patience)
+    }
+
+    /// Accepts no more clients. Connected ones are served until they or the registry end their sessions.
+    pub(crate) fn withdraw(mut self) {
+        self.close_listeners();
+        self.is_withdrawn = true;
+    }
+
+    fn close_listeners(&mut self) {
+        self.table.protocol.core().begin_stop();
         for ListenerThread { listener, thread } in self.listeners.drain(..) {
             listener.close();
             // A panic of that thread was already reported, and no code waits for its clients any more.
             drop(thread.join());
         }
-        self.table.wait_for_clients(patience)
+    }
+}
+
+impl<P: Protocol> Drop for Connections<P> {
+    fn drop(&mut self) {
+        if !self.is_withdrawn {
+            self.stop(Duration::ZERO);
+        }
     }
 }
 
@@ -161,7 +163,7 @@ impl<P: Protocol> ConnectionTable<P> {
     }
 
     fn is_stopping(&self) -> bool {
-        self.protocol.stop_flag().load(Ordering::Relaxed)
+        self.protocol.core().is_stopping()
     }
 
     fn accept_clients(self: &Arc<Self>, listener: &Listener) {
@@ -173,44 +175,41 @@ impl<P: Protocol> ConnectionTable<P> {
                     Err(error) => std::io::Error::other(error),
                 },
                 Err(_) if self.is_stopping() => return,
+                // An inherited socket: a look whether the server stops.
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
                 Err(error) => error,
             };
             self.protocol.accept_failed(&error);
-            self.protocol.clock().sleep(ACCEPT_PAUSE);
+            self.protocol.core().clock.sleep(ACCEPT_PAUSE);
         }
     }
 
     fn add_connection(self: &Arc<Self>, socket: Socket) -> Result<()> {
-        let protocol = &self.protocol;
+        let core = self.protocol.core();
         let peer = Arc::new(Peer {
-            connection: self.last_connection.fetch_add(1, Ordering::Relaxed) + 1,
+            connection: core.resources.next_connection(),
             name: socket.peer(),
         });
-        let address = socket.address();
+        let (address, origin) = (socket.address(), socket.origin());
         let stream = SocketStream::new(socket).map_err(|source| Error::Socket { source })?;
         stream
-            .set_time_limits(protocol.limits().tick(), protocol.limits().stall)
+            .set_time_limits(core.limits().tick(), core.limits().stall)
             .map_err(|source| Error::Socket { source })?;
-        let stream = Arc::new(stream);
-        let client = protocol.client(Arc::clone(&peer), Arc::clone(&stream));
+        let client = ConnectedClient::new(Arc::clone(&peer), origin, Arc::new(stream), core.limits());
         let connection = OpenConnection {
             client: client.clone(),
-            stream,
             address,
             is_displaced: false,
         };
-        {
-            let Some(mut connections) = self.make_room(address) else {
-                protocol.too_many(&peer);
-                return Ok(());
-            };
-            connections.insert(peer.connection, connection);
+        if !self.insert_within_limits(peer.connection, connection) {
+            self.protocol.too_many(&peer);
+            return Ok(());
         }
         let slot = ConnectionSlot {
             table: Arc::clone(self),
             connection: peer.connection,
         };
-        let protocol = Arc::clone(protocol);
+        let protocol = Arc::clone(&self.protocol);
         spawn(P::THREAD_NAMES.connection, "a connection", move || {
             protocol.serve(&client);
             drop(slot);
@@ -218,37 +217,57 @@ impl<P: Protocol> ConnectionTable<P> {
         Ok(())
     }
 
-    /// Returns the connections when another one from `address` is allowed; `None` if it is not. Waits for connections
-    /// that were closed to make room: on a busy host their threads end late.
-    fn make_room(&self, address: Option<IpAddr>) -> Option<MutexGuard<'_, ConnectionMap<P>>> {
-        let (clock, limits) = (self.protocol.clock(), self.protocol.limits());
-        let deadline = clock.now() + CLOSE_PATIENCE;
+    /// Adds a connection if the limits allow it. Waits for connections that were closed to make room: on a busy host
+    /// their threads end late.
+    fn insert_within_limits(&self, number: u64, connection: OpenConnection<P::Reply>) -> bool {
+        let core = self.protocol.core();
+        let address = connection.address;
+        let deadline = core.clock.now() + CLOSE_PATIENCE;
         let mut connections = self.lock();
-        let mut room = if displace_oldest(&mut connections, limits) {
-            room_after_displacing(&connections, limits, address)
-        } else {
-            room_for(&connections, limits, address)
+        let own_count_max = self.protocol.connection_count_max();
+        let limits = TableLimits {
+            shared: core.limits(),
+            own_count_max,
         };
-        while room == Room::AfterClosing && clock.now() < deadline {
+        let handshake_count_max = limits.shared.handshake_count_max.min(own_count_max);
+        let mut has_displaced = displace_oldest(&mut connections, handshake_count_max);
+        loop {
+            {
+                let mut counts = core.resources.counts();
+                let room = match room_for(&connections, &counts, limits, address) {
+                    // One that was just closed may still exist for a moment.
+                    Room::AfterClosing if has_displaced => Room::Available,
+                    room => room,
+                };
+                match room {
+                    Room::Available => {
+                        counts.add(address);
+                        connections.insert(number, connection);
+                        return true;
+                    }
+                    Room::Full => return false,
+                    Room::AfterClosing if core.clock.now() >= deadline => return false,
+                    Room::AfterClosing => {}
+                }
+            }
+            has_displaced = false;
             connections = self.wait(connections);
-            room = room_for(&connections, limits, address);
         }
-        (room == Room::Available).then_some(connections)
     }
 
     fn wait_for_clients(&self, patience: Duration) -> StopReport {
-        let clock = self.protocol.clock();
+        let clock = &*self.protocol.core().clock;
         let deadline = clock.now() + patience;
         let mut connections = self.lock();
         while !connections.is_empty() && clock.now() < deadline {
             for connection in connections.values().filter(|it| !it.client.is_busy()) {
                 // Requests that were already sent are still received, and answered with an error.
-                connection.stream.shut_down(Shutdown::Read);
+                connection.client.stream.shut_down(Shutdown::Read);
             }
             connections = self.wait(connections);
         }
         for connection in connections.values() {
-            connection.stream.shut_down(Shutdown::Both);
+            connection.client.stream.shut_down(Shutdown::Both);
         }
         // Wait for connections that only waited for their peer: they end now.
         for _ in 0..20 {
@@ -277,42 +296,55 @@ enum Room {
     Full,
 }
 
+/// The limits on the connections of one server.
+#[derive(Debug, Clone, Copy)]
+struct TableLimits<'a> {
+    /// Those on all servers together.
+    shared: &'a Limits,
+    own_count_max: usize,
+}
+
 /// Closes the oldest connection in the handshake if there are too many: a legitimate client completes the handshake
 /// quickly, and idle connections must not exclude other clients.
-fn displace_oldest<C: ConnectedClient>(connections: &mut BTreeMap<u64, OpenConnection<C>>, limits: &Limits) -> bool {
+fn displace_oldest<B: AsRef<[u8]> + Default + Send + 'static>(
+    connections: &mut BTreeMap<u64, OpenConnection<B>>,
+    handshake_count_max: usize,
+) -> bool {
     let mut handshaking = connections
         .values_mut()
         .filter(|connection| !connection.is_displaced && !connection.client.has_entered());
     match handshaking.next() {
-        Some(oldest) if 1 + handshaking.count() >= limits.handshake_count_max => {
+        Some(oldest) if 1 + handshaking.count() >= handshake_count_max => {
             oldest.is_displaced = true;
-            oldest.stream.shut_down(Shutdown::Both);
+            oldest.client.stream.shut_down(Shutdown::Both);
             true
         }
         _ => false,
     }
 }
 
-/// Ignores displaced connections, which may still exist for a moment.
-fn room_after_displacing<C>(
-    connections: &BTreeMap<u64, OpenConnection<C>>,
-    limits: &Limits,
+/// Whether there is room for a client from `address`.
+fn room_for<B>(
+    connections: &BTreeMap<u64, OpenConnection<B>>,
+    counts: &ConnectionCounts,
+    limits: TableLimits<'_>,
     address: Option<IpAddr>,
 ) -> Room {
-    let staying = || connections.values().filter(|connection| !connection.is_displaced);
-    let of_address = staying().filter(|connection| connection.address.is_some() && connection.address == address);
-    let is_full = staying().count() >= limits.connection_count_max;
-    if is_full || of_address.count() >= limits.address_connection_count_max {
+    let TableLimits { shared, own_count_max } = limits;
+    let displaced = || connections.values().filter(|connection| connection.is_displaced);
+    let displaced_of_address = displaced().filter(|connection| connection.address == address).count();
+    let of_address = address.map_or(0, |address| counts.of(address).saturating_sub(displaced_of_address));
+    let staying = counts.total.saturating_sub(displaced().count());
+    let own_staying = connections.len() - displaced().count();
+    if staying >= shared.connection_count_max
+        || of_address >= shared.address_connection_count_max
+        || own_staying >= own_count_max
+    {
         Room::Full
+    } else if counts.total >= shared.connection_count_max || connections.len() >= own_count_max {
+        Room::AfterClosing
     } else {
         Room::Available
-    }
-}
-
-fn room_for<C>(connections: &BTreeMap<u64, OpenConnection<C>>, limits: &Limits, address: Option<IpAddr>) -> Room {
-    match room_after_displacing(connections, limits, address) {
-        Room::Available if connections.len() >= limits.connection_count_max => Room::AfterClosing,
-        room => room,
     }
 }
 
@@ -324,7 +356,10 @@ struct ConnectionSlot<P: Protocol> {
 
 impl<P: Protocol> Drop for ConnectionSlot<P> {
     fn drop(&mut self) {
-        self.table.lock().remove(&self.connection);
+        let removed = self.table.lock().remove(&self.connection);
+        if let Some(connection) = removed {
+            self.table.protocol.core().resources.counts().remove(connection.address);
+        }
         self.table.disconnected.notify_all();
     }
 }

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -12,12 +12,15 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use rustix::fs::{FlockOperation, Mode};
 use rustix::io::Errno;
+use rustix::net::sockopt::{self, Timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::stream::Socket;
 use crate::{Error, Result};
 
 const BACKLOG: i32 = 128;
+/// Interval at which a thread that accepts clients of an inherited socket checks whether the server stops.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(200);
 /// Number and interval of attempts to lock a folder that another program has locked.
 const LOCK_ATTEMPT_COUNT: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -26,6 +29,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Listener {
     kind: Kind,
+    owner: Owner,
 }
 
 #[derive(Debug)]
@@ -35,6 +39,15 @@ enum Kind {
         #[expect(dead_code, reason = "dropped with the listener")] Option<SocketFile>,
     ),
     Tcp(TcpListener),
+}
+
+/// Who else has the socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Only this process.
+    Us,
+    /// Another process, too: this one must not shut it down.
+    ServiceManager,
 }
 
 /// A Unix socket's file, created by this process.
@@ -71,6 +84,7 @@ impl Listener {
         drop(folder);
         Ok(Self {
             kind: Kind::Unix(UnixListener::from(socket), Some(file)),
+            owner: Owner::Us,
         })
     }
 
@@ -79,14 +93,60 @@ impl Listener {
         let listener = TcpListener::bind(address).map_err(|source| Error::Tcp { address, source })?;
         Ok(Self {
             kind: Kind::Tcp(listener),
+            owner: Owner::Us,
         })
     }
 
-    /// A Unix socket inherited from another process, such as a service manager; its file is not removed.
-    pub fn from_unix(listener: UnixListener) -> Self {
-        Self {
-            kind: Kind::Unix(listener, None),
+    /// A listening socket that a service manager has opened. It stays open there: a client that connects after the end
+    /// of this process starts the service again.
+    ///
+    /// # Errors
+    /// It is not a listening stream socket of TCP or of this host.
+    pub fn inherited(socket: OwnedFd) -> Result<Self> {
+        let failed = |source: io::Error| Error::InheritedSocket { source };
+        let inspect = || {
+            let is_stream =
+                sockopt::socket_type(&socket)? == SocketType::STREAM && sockopt::socket_acceptconn(&socket)?;
+            Ok((is_stream, sockopt::socket_domain(&socket)?))
+        };
+        let (is_stream, domain) = inspect().map_err(|errno: Errno| failed(errno.into()))?;
+        let kind = match domain {
+            AddressFamily::UNIX if is_stream => Kind::Unix(UnixListener::from(socket), None),
+            AddressFamily::INET | AddressFamily::INET6 if is_stream => Kind::Tcp(TcpListener::from(socket)),
+            _ => return Err(failed(io::ErrorKind::InvalidInput.into())),
+        };
+        let listener = Self {
+            kind,
+            owner: Owner::ServiceManager,
+        };
+        listener.set_accept_interval(ACCEPT_INTERVAL).map_err(failed)?;
+        Ok(listener)
+    }
+
+    /// The path of a Unix socket.
+    pub fn unix_path(&self) -> Option<PathBuf> {
+        match &self.kind {
+            Kind::Unix(listener, _) => listener.local_addr().ok()?.as_pathname().map(Path::to_owned),
+            Kind::Tcp(_) => None,
         }
+    }
+
+    fn socket(&self) -> BorrowedFd<'_> {
+        match &self.kind {
+            Kind::Unix(listener, _) => listener.as_fd(),
+            Kind::Tcp(listener) => listener.as_fd(),
+        }
+    }
+
+    /// Makes [`accept`](Self::accept) fail with [`io::ErrorKind::WouldBlock`] when no client connects in this time.
+    pub(crate) fn set_accept_interval(&self, interval: Duration) -> io::Result<()> {
+        // A service manager may have made it non-blocking.
+        rustix::io::ioctl_fionbio(self.socket(), false)?;
+        Ok(sockopt::set_socket_timeout(
+            self.socket(),
+            Timeout::Recv,
+            Some(interval),
+        )?)
     }
 
     /// The address of a TCP listener, with the port that the system chose.
@@ -107,12 +167,11 @@ impl Listener {
 
     /// Wakes a thread that waits for a client; the thread gets an error.
     pub(crate) fn close(&self) {
-        let socket = match &self.kind {
-            Kind::Unix(listener, _) => listener.as_fd(),
-            Kind::Tcp(listener) => listener.as_fd(),
-        };
-        // The listener may be closed already.
-        rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap_or_default();
+        // The socket of a service manager goes on listening; the thread wakes by itself.
+        if self.owner == Owner::Us {
+            // The listener may be closed already.
+            rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both).unwrap_or_default();
+        }
     }
 }
 

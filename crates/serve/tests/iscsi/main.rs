@@ -8,6 +8,7 @@ mod initiator;
 mod limits;
 mod login_cases;
 mod programs;
+mod registry_cases;
 mod reservation_cases;
 mod targets;
 mod transport_cases;

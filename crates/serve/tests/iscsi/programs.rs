@@ -10,7 +10,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, BlockDeviceMut, ExtentList, MemoryDevice, Result as DeviceResult, SystemClock};
 use holdfast_serve::iscsi::{
     Authentication, ChapSecret, ChapUser, ExportDevice, InitiatorAccess, Limits, Listener, LogicalUnit, SectorSize,
-    Target, TargetEvent, TargetServer, TargetServerOptions, UnitOptions,
+    ServerResources, Target, TargetEvent, TargetServer, TargetServerOptions, TargetSet, UnitOptions,
 };
 
 use crate::targets::TARGET;
@@ -84,9 +84,9 @@ fn start_with(authentication: Authentication, sector_size: SectorSize, block_siz
     ];
     let target = Target::new(TARGET, InitiatorAccess::Anyone, units).unwrap();
     let mut server = TargetServer::new(TargetServerOptions {
-        targets: vec![Arc::new(target)],
+        targets: Arc::new(TargetSet::new([target])),
         authentication,
-        limits: Limits::default(),
+        resources: ServerResources::new(Limits::default()),
         clock: Arc::new(SystemClock::new()),
         events: Arc::new(|_: &TargetEvent<'_>| ()),
         randomness: Arc::new(|bytes: &mut [u8]| {

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 
 use holdfast_block::{BlockDeviceMut, MemoryDevice, SystemClock};
 use holdfast_serve::iscsi::{
-    Authentication, ExportDevice, InitiatorAccess, Limits, LogicalUnit, SectorSize, Socket, Target, TargetEvent,
-    TargetServer, TargetServerOptions, UnitOptions,
+    Authentication, ExportDevice, InitiatorAccess, Limits, LogicalUnit, SectorSize, ServerResources, Socket, Target,
+    TargetEvent, TargetServer, TargetServerOptions, TargetSet, UnitOptions,
 };
 
 pub(crate) const TARGET: &str = "iqn.2026-01.org.example:disk";
@@ -62,15 +62,26 @@ pub(crate) fn start_on(
         UnitOptions::new("private"),
     )];
     let friends = InitiatorAccess::Listed(vec![FRIEND.to_owned()]);
+    let targets = TargetSet::new([
+        Target::new(TARGET, InitiatorAccess::Anyone, units).unwrap(),
+        Target::new(PRIVATE, friends, private).unwrap(),
+    ]);
+    start_set(Arc::new(targets), device, authentication, limits)
+}
+
+/// A server with these targets.
+pub(crate) fn start_set(
+    targets: Arc<TargetSet>,
+    device: Arc<MemoryDevice>,
+    authentication: Authentication,
+    limits: Limits,
+) -> TestTarget {
     let events = Arc::new(Mutex::new(Vec::new()));
     let log = Arc::clone(&events);
     let server = TargetServer::new(TargetServerOptions {
-        targets: vec![
-            Arc::new(Target::new(TARGET, InitiatorAccess::Anyone, units).unwrap()),
-            Arc::new(Target::new(PRIVATE, friends, private).unwrap()),
-        ],
+        targets,
         authentication,
-        limits,
+        resources: ServerResources::new(limits),
         clock: Arc::new(SystemClock::new()),
         events: Arc::new(move |event: &TargetEvent<'_>| log.lock().unwrap().push(format!("{event:?}"))),
         randomness: Arc::new(|bytes: &mut [u8]| {

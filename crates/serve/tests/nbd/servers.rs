@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use holdfast_block::{Clock, SystemClock};
-use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions, TlsPolicy};
+use holdfast_serve::nbd::{Event, Exports, Limits, Listener, Server, ServerOptions, ServerResources, TlsPolicy};
 use tempfile::TempDir;
 
 /// Holdfast's server on a Unix socket, and its events.
@@ -41,7 +41,7 @@ impl OurServer {
         let notes = Arc::clone(&events);
         let mut server = Server::new(ServerOptions {
             exports: Arc::new(exports),
-            limits,
+            resources: ServerResources::new(limits),
             tls,
             clock: Arc::clone(clock),
             events: Arc::new(move |event: &Event<'_>| notes.lock().unwrap().push(format!("{event:?}"))),

@@ -88,7 +88,7 @@ fn found(archive: &[u8]) -> ParsedVma {
     }
     assert_eq!(
         seen.len(),
-        disks.iter().map(|(_, disk)| disk.len().div_ceil(65536)).sum()
+        disks.iter().map(|(_, disk)| disk.len().div_ceil(65536)).sum::<usize>()
     );
     ParsedVma {
         configs: configs.collect(),

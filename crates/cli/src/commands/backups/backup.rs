@@ -6,6 +6,7 @@ mod hooks;
 mod limits;
 mod machines;
 mod machines_done;
+mod of_containers;
 mod of_pools;
 mod of_virtualbox;
 mod planned;
@@ -47,12 +48,14 @@ use crate::units;
 #[derive(Debug, clap::Args)]
 #[command(group = clap::ArgGroup::new("what").required(true).multiple(true).args(["sources", "all"]))]
 pub(crate) struct BackupArgs {
-    /// Machines, by name or pattern ('web*'), as tag:TAG, qmp:SOCKET, vbox:NAME or xen://HOST/NAME; or the disk images of one machine
+    /// Machines, by name or pattern ('web*'), as tag:TAG, qmp:SOCKET, vbox:NAME or xen://HOST/NAME; containers; or the disk images of one machine
     ///
     /// Machines of libvirt are named, matched by a pattern ('web*'), or chosen by a tag in their metadata
     /// (tag:TAG). qmp:SOCKET is the monitor of a QEMU without libvirt. vbox:NAME, vbox:UUID and vbox:FILE.vbox
     /// are machines of VirtualBox. xen://HOST/NAME, xen://USER@HOST/'web*' and xen://HOST (all) are machines of a
     /// XenServer or XCP-ng pool.
+    ///
+    /// A folder with a container.json is a container; container:FOLDER is one in any case, such as a ploop disk.
     ///
     /// Disk images and block devices have a `/` in their names, or exist in the current folder. NAME=IMAGE names
     /// the disk; `-` is standard input.
@@ -149,6 +152,10 @@ impl Verb for BackupArgs {
         Example {
             wish: "Back up a machine of XenServer or XCP-ng",
             line: "holdfast backup -r /backup/vms xen://xen1/web1 --pool-password-file /etc/holdfast/xen1",
+        },
+        Example {
+            wish: "Back up a container, mounted or not",
+            line: "holdfast backup -r /backup/vms container:/srv/web1",
         },
         Example {
             wish: "Call your own programs (hooks)",

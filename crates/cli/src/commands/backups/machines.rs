@@ -256,8 +256,15 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     let WordsByHypervisor {
         of_virtualbox,
         of_pools,
+        containers,
         others: words,
     } = MachineWord::by_hypervisor(MachineWord::parse_all(&args.machines)?);
+    if let Some(folder) = containers.first() {
+        return Err(Error::usage(
+            format!("{} is a container, and no machine", folder.display()),
+            "holdfast container info shows a container",
+        ));
+    }
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
     let chosen = if words.is_empty() && !(of_virtualbox.is_empty() && of_pools.is_empty()) {

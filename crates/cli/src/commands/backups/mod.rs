@@ -41,7 +41,7 @@ verbs! {
         "mount" => Mount(mount::MountArgs),
         /// Unmount snapshots
         "unmount" => Unmount(mount::UnmountArgs),
-        /// Serve the disks of snapshots over NBD or iSCSI
+        /// Serve the disks of snapshots and images over NBD or iSCSI
         "serve" => Serve(serve::ServeArgs),
         /// List, search and restore files inside the guests' file systems
         "files" => Files(files::FilesArgs),

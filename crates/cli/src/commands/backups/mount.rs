@@ -3,6 +3,8 @@
 
 mod server;
 
+pub(super) use server::serve_snapshot_in_background;
+
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,7 +13,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock as _;
 use holdfast_engine::{MountContent, SnapshotName};
-use holdfast_host::fuse_mount::{UnmountMode, is_fuse_mount, unmount_fuse};
+use holdfast_host::fuse_mount::{is_fuse_mount, unmount_unused_fuse};
 use holdfast_host::provider::{self, Mounts};
 use holdfast_host::{ProcessInfo, processes_named};
 use serde::Serialize;
@@ -199,11 +201,12 @@ fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
     let mounts = Mounts::read().map_err(holdfast_engine::Error::from)?;
     if is_fuse_mount(&folder, &mounts) {
         flush(&folder)?;
-        unmount_fuse(&folder, UnmountMode::Unused).map_err(holdfast_engine::Error::from)?;
+        unmount_unused_fuse(&folder, &**context.clock()).map_err(holdfast_engine::Error::from)?;
         wait_for_server(&folder, context);
     } else {
         let (tools, providers) = (datasets::tools(context), datasets::providers(context));
-        provider::unmount(&*tools, providers.zfs(), &folder).map_err(holdfast_engine::Error::from)?;
+        provider::unmount(&*tools, providers.zfs(), &**context.clock(), &folder)
+            .map_err(holdfast_engine::Error::from)?;
     }
     context.report(&Mounted {
         command: "unmount",

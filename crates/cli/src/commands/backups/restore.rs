@@ -1,5 +1,6 @@
 //! `holdfast restore`: restores a snapshot to files, block devices, a stream or a machine.
 
+mod container;
 pub(crate) mod done;
 mod live;
 mod machine;
@@ -13,6 +14,7 @@ use holdfast_engine::{
 use holdfast_image::Format;
 use serde::Serialize;
 
+use self::container::ContainerRestoreArgs;
 use self::machine::MachineRestoreArgs;
 use crate::args::{Example, JobArgs, Switch as _};
 use crate::commands::verb::Verb;
@@ -49,6 +51,8 @@ pub(crate) struct RestoreArgs {
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
+    container: ContainerRestoreArgs,
+    #[command(flatten)]
     machine: MachineRestoreArgs,
 }
 
@@ -73,6 +77,14 @@ impl Verb for RestoreArgs {
         Example {
             wish: "Restore to a stream",
             line: "holdfast restore -r /backup/vms web1 - | dd of=/dev/vg/web1 bs=1M",
+        },
+        Example {
+            wish: "Restore a container to a new folder",
+            line: "holdfast restore -r /backup/vms web1 --to-container /srv/web1-restored",
+        },
+        Example {
+            wish: "Write the files of a container to an archive",
+            line: "holdfast restore -r /backup/vms web1@2026-11-20 --to-tar web1.tar",
         },
         Example {
             wish: "See what a new machine beside the old one would be; without --dry-run it is made",
@@ -204,13 +216,16 @@ fn place(args: &RestoreArgs) -> Result<Option<&OsString>, Error> {
         )),
         (None, false, None) => Err(Error::usage(
             "a restore needs a target",
-            "name a file, a folder, a block device, or - for standard output; or use --to-machine for a machine of a hypervisor",
+            "name a file, a folder, a block device, or - for standard output; or use --to-machine for a machine of a hypervisor, or --to-container for a container",
         )),
         (target, ..) => Ok(target.as_ref()),
     }
 }
 
 fn run(args: &RestoreArgs, context: &Context) -> Result<Exit, Error> {
+    if let Some(target) = args.container.target() {
+        return container::run(args, target, context);
+    }
     let Some(target) = place(args)? else {
         return machine::run(args, context);
     };

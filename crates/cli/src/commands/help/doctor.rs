@@ -36,9 +36,9 @@ use crate::units;
 #[derive(Debug, clap::Args)]
 pub(crate) struct DoctorArgs {
     /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or
-    /// xen://POOL[/NAME]; or datasets [default: all machines of libvirt and VirtualBox, and all that
-    /// configurations name]
-    #[arg(value_name = "MACHINE|DATASET")]
+    /// xen://POOL[/NAME]; containers; or datasets [default: all machines of libvirt and VirtualBox, mounted containers,
+    /// and all that configurations name]
+    #[arg(value_name = "MACHINE|CONTAINER|DATASET")]
     targets: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
     #[arg(short, long, value_name = "URI")]
@@ -54,7 +54,7 @@ pub(crate) struct DoctorArgs {
     scratch: Option<PathBuf>,
     #[command(flatten)]
     states: StateArgs,
-    /// A repository that is gone, by its id: pools need not keep anything for backups to it
+    /// A repository that is gone, by its id: pools and containers need not keep anything for backups to it
     #[arg(
         long,
         value_name = "ID",
@@ -88,6 +88,10 @@ impl Verb for DoctorArgs {
         Example {
             wish: "Delete the snapshots that interrupted backups left in VirtualBox machines",
             line: "holdfast doctor vbox: --fix",
+        },
+        Example {
+            wish: "Delete the snapshots that interrupted backups left in a container",
+            line: "holdfast doctor -r /backup/vms container:/srv/web1 --fix",
         },
         Example {
             wish: "See what backups have left in a pool of XenServer or XCP-ng",
@@ -242,6 +246,7 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let WordsByHypervisor {
         of_virtualbox: boxes,
         of_pools,
+        containers,
         others: words,
     } = MachineWord::by_hypervisor(words);
     let place = virtualbox::place(context);
@@ -260,12 +265,14 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let repository = repository(context);
     let providers = datasets::providers(context);
     let states = states(args, context)?;
-    let machines = names_of(&found, &boxes, &pools.subjects);
+    let mut machines = names_of(&found, &boxes, &pools.subjects);
+    machines.extend(containers.iter().map(|folder| folder.display().to_string()));
     let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
         subjects: found.iter().map(subject).collect(),
         virtualbox: boxes.chosen,
         pools: pools.subjects,
+        containers,
         forgotten_repositories: args.forget_repository.clone(),
         unreachable,
         address: libvirt_address(args.connect.as_deref(), context),
@@ -402,6 +409,10 @@ fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Er
 fn targets(args: &DoctorArgs) -> Result<(Vec<MachineWord>, Vec<Dataset>), Error> {
     let (mut words, mut datasets) = (Vec::new(), Vec::new());
     for target in &args.targets {
+        if let Some(MachineWord::Container(_)) = MachineWord::parse(target) {
+            words.push(target.clone());
+            continue;
+        }
         match datasets::parse(target)? {
             Some(dataset) => datasets.push(dataset),
             None => words.push(target.clone()),

@@ -2,6 +2,7 @@
 
 mod archive;
 mod compress;
+mod container;
 mod export;
 mod image;
 mod import;
@@ -13,6 +14,8 @@ verbs! {
     pub(crate) enum ImageFileVerb {
         /// Inspect, check, convert, create and resize disk images
         "image" => Image(image::ImageArgs),
+        /// Create, mount and snapshot containers: disks in a folder
+        "container" => Container(container::ContainerArgs),
         /// Import a machine from an archive (OVA, XVA, VMA)
         "import" => Import(import::ImportArgs),
         /// Export a machine to an archive or to another hypervisor

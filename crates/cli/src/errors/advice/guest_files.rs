@@ -1,8 +1,8 @@
 //! Advice on files inside the guests' file systems.
 
+use holdfast_appliance::ApplianceError;
 use holdfast_engine::GuestFilesError;
 use holdfast_guest_files::Error as ReadError;
-use holdfast_host::appliance::ApplianceError;
 
 use super::{Advice, advice, device_advice, plain};
 use crate::errors::Kind;

@@ -328,6 +328,13 @@ fn bitmaps_of_a_killed_qemu_and_waiting_jobs_are_reported() {
 fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
     let world = World::new();
     assert_eq!(found(&world.doctor(0, &[])), [""; 0]);
+    // Control sockets of servers: of a killed one, and of a running one.
+    for folder in ["run/holdfast-served", "run/holdfast-serving"] {
+        std::fs::create_dir_all(world.rig.path(folder)).unwrap();
+    }
+    let serve = |folder: &str| std::os::unix::net::UnixListener::bind(world.rig.path(folder).join("control")).unwrap();
+    drop(serve("run/holdfast-served"));
+    let _serving = serve("run/holdfast-serving");
     for folder in ["run/holdfast-dead", "run/holdfast-alive", "run/other"] {
         std::fs::create_dir_all(world.rig.path(folder)).unwrap();
     }
@@ -356,11 +363,11 @@ fn leftovers_in_folders_are_deleted_unless_they_are_in_use() {
     world.rig.write("state/holdfast/runs/0000000a.partial", b"{");
     let note = std::fs::File::open(world.rig.path("state/holdfast/runs/0000000a.partial")).unwrap();
     note.set_modified(long_ago).unwrap();
-    world.assert_repairs(&["leftover"; 5], &[]);
+    world.assert_repairs(&["leftover"; 6], &[]);
     assert_eq!(world.rig.names("state/holdfast/runs"), [""; 0]);
     assert_eq!(
         world.rig.names("run"),
-        ["holdfast-alive", "holdfast-pipe-alive", "other"]
+        ["holdfast-alive", "holdfast-pipe-alive", "holdfast-serving", "other"]
     );
     assert_eq!(
         world.rig.names("scratch"),

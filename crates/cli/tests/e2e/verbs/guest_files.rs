@@ -103,7 +103,7 @@ fn volumes_and_directories_are_listed() {
     let shown: Vec<String> = volumes.iter().map(shown).collect();
     assert_eq!(
         shown,
-        ["[vda]:1 ext4 true", "[vda]:2 fat true", "[vdb]:whole btrfs false"]
+        ["[vda]:1 ext4 true", "[vda]:2 fat true", "[vdb]:whole btrfs true"]
     );
     assert_eq!(volumes[0]["label"], "root");
     let text = rig.ok(&["files", "ls", "web1:vda"]);
@@ -206,13 +206,13 @@ fn a_tree_is_restored_and_nothing_is_overwritten() {
 #[test]
 fn what_cannot_be_read_or_found_is_an_error_with_a_hint() {
     let rig = rig();
-    let output = rig.code(1, &["files", "ls", "web1:vdb:/etc"]);
+    let output = rig.code(1, &["files", "ls", "web1:vdb:/etc", "--reader", "process"]);
     let message = stderr(&output);
     assert!(
         message.contains("holds btrfs") && message.contains("virtual machine"),
         "{message}"
     );
-    let output = rig.code(1, &["files", "cat", "web1:/missing"]);
+    let output = rig.code(1, &["files", "cat", "web1:/missing", "--reader", "process"]);
     let message = stderr(&output);
     assert!(
         message.contains("no volume has /missing (not searched: vdb:whole: btrfs)"),

@@ -1,8 +1,13 @@
 //! The verbs from end to end, on small images.
 
+mod appliance;
 mod backups;
 mod clones;
 mod configurations;
+mod container_backups;
+mod container_histories;
+mod container_memory;
+mod containers;
 mod conversions;
 mod copies;
 mod copy_mishaps;
@@ -41,6 +46,7 @@ mod restores;
 mod retention;
 mod rights;
 mod sector_sizes;
+mod served_registry;
 mod serving;
 mod status_signals;
 pub(crate) mod virtualbox;

@@ -26,10 +26,10 @@ const MIB: usize = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A mount point. Whatever is mounted there is unmounted on drop.
-struct MountPoint(PathBuf);
+pub(crate) struct MountPoint(PathBuf);
 
 impl MountPoint {
-    fn new(rig: &Rig, name: &str) -> Self {
+    pub(crate) fn new(rig: &Rig, name: &str) -> Self {
         let path = rig.path(name).canonicalize();
         Self(path.unwrap_or_else(|_| {
             std::fs::create_dir(rig.path(name)).unwrap();
@@ -37,7 +37,7 @@ impl MountPoint {
         }))
     }
 
-    fn path(&self, below: &str) -> PathBuf {
+    pub(crate) fn path(&self, below: &str) -> PathBuf {
         self.0.join(below)
     }
 
@@ -50,11 +50,11 @@ impl MountPoint {
         names
     }
 
-    fn read(&self, below: &str) -> Vec<u8> {
+    pub(crate) fn read(&self, below: &str) -> Vec<u8> {
         std::fs::read(self.path(below)).unwrap()
     }
 
-    fn is_mounted(&self) -> bool {
+    pub(crate) fn is_mounted(&self) -> bool {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         mounts
             .lines()
@@ -73,7 +73,7 @@ impl Drop for MountPoint {
 }
 
 /// Waits until `is_true` holds.
-fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
+pub(crate) fn wait_for(what: &str, mut is_true: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !is_true() {
         assert!(clock.now() < PATIENCE, "{what}");
@@ -540,7 +540,7 @@ impl MountedFileSystem {
 }
 
 /// Whether the kernel sends unanswered requests again (Linux 6.9).
-fn kernel_has_resend() -> bool {
+pub(crate) fn kernel_has_resend() -> bool {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
     let mut numbers = release.split(['.', '-']).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 9)

@@ -235,3 +235,153 @@ fn initiators_need_the_secret_of_a_private_file() {
         ],
     );
 }
+
+/// A boot sector that copies itself to the second sector, prints BOOTED on the first serial port, and powers off.
+const BOOT_CODE: &[u8] = &[
+    0x31, 0xc0, 0x8e, 0xd8, 0x8e, 0xc0, // xor ax, ax; mov ds, ax; mov es, ax
+    0xb8, 0x01, 0x03, 0xbb, 0x00, 0x7c, 0xb9, 0x02, 0x00, 0xb6, 0x00, // write one sector from 7c00 to sector 2
+    0xcd, 0x13, 0x72, 0x0e, // int 13h; if it failed, power off
+    0xbe, 0x2d, 0x7c, 0xac, 0x84, 0xc0, 0x74, 0x06, 0xba, 0xf8, 0x03, 0xee, 0xeb, 0xf5, // print the text
+    0xba, 0x04, 0x06, 0xb8, 0x00, 0x20, 0xef, 0xf4, 0xeb, 0xfd, // power off
+    b'B', b'O', b'O', b'T', b'E', b'D', b'\n', 0,
+];
+
+fn boot_sector() -> Vec<u8> {
+    let mut sector = BOOT_CODE.to_vec();
+    sector.resize(510, 0);
+    sector.extend([0x55, 0xaa]);
+    sector
+}
+
+/// Starts a machine from a vhost-user socket until it powers off; returns what it prints.
+fn boot(socket: &str) -> String {
+    let chardev = format!("socket,id=disk,path={socket}");
+    let words = [
+        "100",
+        "qemu-system-x86_64",
+        "-accel",
+        "tcg",
+        "-M",
+        "q35,memory-backend=mem",
+        "-m",
+        "32",
+        "-object",
+        "memory-backend-memfd,id=mem,size=32M,share=on",
+        "-display",
+        "none",
+        "-nodefaults",
+        "-serial",
+        "stdio",
+        "-chardev",
+        &chardev,
+        "-device",
+        "vhost-user-blk-pci,chardev=disk,bootindex=1",
+    ];
+    system("timeout", &words).unwrap()
+}
+
+#[test]
+fn machines_start_from_snapshots_and_images_over_vhost_user() {
+    let rig = Rig::new();
+    let original = [boot_sector(), noise(SIZE - 512, 1)].concat();
+    rig.write("vda.raw", &original);
+    rig.ok(&["backup", "-m", "web1", "vda=vda.raw"]);
+    let start = |words: &[&str]| {
+        let socket = rig.path("vhost");
+        Serving::run(
+            &rig,
+            &[&["serve", "vhost-user", "--socket", text(&socket)], words].concat(),
+            1,
+        )
+    };
+    let changed = [boot_sector(), boot_sector(), original[1024..].to_vec()].concat();
+    // A snapshot never changes.
+    let serving = start(&["web1:vda", "--writable"]);
+    assert!(boot(&serving.uris[0]).contains("BOOTED"));
+    serving.stop();
+    rig.ok(&["verify", "web1", "--against", "vda.raw"]);
+    // An overlay has the writes the next time.
+    std::fs::create_dir(rig.path("kept")).unwrap();
+    let kept = rig.path("kept");
+    for _ in 0..2 {
+        let serving = start(&["web1", "--overlay", text(&kept)]);
+        assert!(boot(&serving.uris[0]).contains("BOOTED"));
+        serving.stop();
+    }
+    // Images of two formats, in place.
+    let image = rig.path("vda.raw");
+    let qcow2 = rig.path("vda.qcow2");
+    system(
+        "qemu-img",
+        &["convert", "-f", "raw", "-O", "qcow2", text(&image), text(&qcow2)],
+    )
+    .unwrap();
+    for path in [&image, &qcow2] {
+        let serving = start(&[text(path), "--writable"]);
+        assert!(boot(&serving.uris[0]).contains("BOOTED"));
+        // It is locked meanwhile.
+        rig.code(
+            4,
+            &["serve", "vhost-user", "--socket", "other", text(path), "--writable"],
+        );
+        serving.stop();
+        system(
+            "qemu-img",
+            &["convert", "-O", "raw", text(path), text(&rig.path("out.raw"))],
+        )
+        .unwrap();
+        assert!(rig.read("out.raw") == changed, "{}", path.display());
+    }
+    // A guest that cannot write.
+    let serving = start(&[text(&image)]);
+    assert!(
+        !boot(&serving.uris[0]).contains("BOOTED"),
+        "the boot sector cannot write"
+    );
+    serving.stop();
+    assert!(!rig.path("vhost").exists());
+}
+
+#[test]
+fn each_disk_has_a_vhost_user_socket() {
+    let rig = Rig::new();
+    rig.write("a.raw", &noise(SIZE, 1));
+    rig.write("b.raw", &noise(SIZE, 2));
+    rig.ok(&["backup", "-m", "web1", "vda=a.raw", "vdb=b.raw"]);
+    let refused = rig.code(2, &["serve", "vhost-user", "web1", "--socket", "one"]);
+    assert!(crate::program::stderr(&refused).contains("2 disks"));
+    std::fs::create_dir(rig.path("sockets")).unwrap();
+    let folder = rig.path("sockets");
+    let words = ["serve", "vhost-user", "web1", "./a.raw", "--sockets", text(&folder)];
+    let serving = Serving::run(&rig, &words, 9);
+    let mut names = rig.names("sockets");
+    names.sort_unstable();
+    assert_eq!(names, ["a.sock", "web1-vda.sock", "web1-vdb.sock"]);
+    let listed = rig.report(&["serve", "list"]);
+    let server = &listed["servers"][0];
+    assert_eq!(
+        server["vhost_user"],
+        serde_json::json!([format!("vhost-user:{}", folder.display())])
+    );
+    assert_eq!(
+        server["exports"][0]["addresses"],
+        serde_json::json!([folder.join("web1-vda.sock")])
+    );
+    rig.ok(&["serve", "remove", "web1/vda"]);
+    assert!(!folder.join("web1-vda.sock").exists());
+    rig.ok(&["serve", "add", "--discard", "./b.raw"]);
+    assert!(folder.join("b.sock").exists());
+    assert!(
+        serving.uris[1].contains("QEMU:") || serving.uris[1].is_empty(),
+        "{:?}",
+        serving.uris
+    );
+    serving.stop();
+    assert!(rig.names("sockets").is_empty());
+    rig.code(2, &["serve", "vhost-user", "web1"]);
+    rig.code(
+        2,
+        &["serve", "vhost-user", "web1:vda", "--socket", "s", "--queues", "0"],
+    );
+    rig.code(1, &["serve", "vhost-user", "./missing.raw", "--socket", "s"]);
+}

@@ -59,7 +59,7 @@ pub enum GuestFilesError {
     },
     /// The appliance cannot be made or started.
     #[error(transparent)]
-    Appliance(holdfast_host::appliance::ApplianceError),
+    Appliance(holdfast_appliance::ApplianceError),
     /// A volume needs the appliance, which cannot be used.
     #[error("volume {volume} is read by an appliance only ({reason}), and that cannot be used")]
     NeedsAppliance {

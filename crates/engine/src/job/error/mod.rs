@@ -2,6 +2,8 @@
 
 mod choice;
 mod clone;
+mod container;
+mod container_content;
 mod exchange;
 mod exchanged;
 mod from;
@@ -11,6 +13,7 @@ mod machine_restore;
 mod name_taken;
 mod resolve;
 mod scratch;
+mod serving;
 mod template;
 mod virtualbox;
 mod xen;
@@ -23,6 +26,8 @@ use holdfast_image::Format;
 use super::{Interrupted, NameError};
 pub use choice::SnapshotChoiceError;
 pub use clone::CloneError;
+pub use container::{ContainerError, MemoryProblem, ServerFailure};
+pub use container_content::ContainerContentError;
 pub use exchange::ExchangeError;
 pub use exchanged::Exchanged;
 pub use guest_files::GuestFilesError;
@@ -32,6 +37,7 @@ pub use name_taken::NameTaken;
 pub(crate) use resolve::PREFIX_DIGITS_MIN;
 pub use resolve::ResolveError;
 pub use scratch::ScratchOverrun;
+pub use serving::ServingError;
 pub use template::TemplateError;
 pub use virtualbox::VirtualBoxError;
 pub use xen::XenBackupError;
@@ -61,9 +67,15 @@ pub enum Error {
     /// A backup of a machine of XenServer or XCP-ng.
     #[error(transparent)]
     Xen(Box<crate::XenBackupError>),
+    /// A container.
+    #[error(transparent)]
+    Container(Box<crate::ContainerError>),
     /// Files inside the guests' file systems.
     #[error(transparent)]
     GuestFiles(Box<crate::GuestFilesError>),
+    /// The content of a container.
+    #[error(transparent)]
+    ContainerContent(Box<crate::ContainerContentError>),
     /// A template.
     #[error(transparent)]
     Template(Box<crate::TemplateError>),
@@ -196,6 +208,9 @@ pub enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// What is to be served cannot be served.
+    #[error(transparent)]
+    Serving(#[from] ServingError),
     /// Another process writes to a device that is the target of a restore.
     #[error("{} is in use: process {process} ({program}) has it open for writing", path.display())]
     DeviceInUse {
@@ -475,24 +490,10 @@ pub enum Error {
     /// A request of a program on another host cannot be fulfilled.
     #[error("{reason}")]
     Peer {
-        /// Why.
+        /** Why. */
         reason: String,
     },
     /// Standard output could not be written.
     #[error("write to standard output")]
     Stdout(#[source] std::io::Error),
-}
-
-impl Error {
-    /// Adds the path of the file to an error of a device: devices do not know their path.
-    pub(crate) fn on(self, path: &std::path::Path) -> Self {
-        match self {
-            Self::Device(source @ holdfast_block::Error::Io { .. })
-            | Self::Image(holdfast_image::Error::Device(source @ holdfast_block::Error::Io { .. })) => Self::Medium {
-                path: path.to_owned(),
-                source,
-            },
-            other => other,
-        }
-    }
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 use tempfile::TempDir;
@@ -16,6 +16,8 @@ use crate::job::{Error, Result};
 pub(crate) const RUNTIME_FOLDERS: &str = "holdfast-";
 /// The name of the socket in such a folder.
 pub(crate) const SOCKET: &str = "nbd";
+/// The name of the control socket of a server in such a folder.
+pub(crate) const CONTROL_SOCKET: &str = "control";
 
 /// An unnamed scratch file. It is deleted when the last process closes it.
 pub(crate) struct Scratch {
@@ -107,6 +109,23 @@ fn lock_of_new(folder: &Path) -> Option<File> {
     flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
     let (locked, named) = (lock.metadata().ok()?, folder.symlink_metadata().ok()?);
     ((locked.dev(), locked.ino()) == (named.dev(), named.ino())).then_some(lock)
+}
+
+/// Folders of this user in `place` with one of these prefixes, as canonical paths.
+pub(crate) fn own_folders(place: &Path, beginnings: &[&str]) -> Vec<PathBuf> {
+    let Ok(place) = place.canonicalize() else {
+        return Vec::new();
+    };
+    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+    let us = rustix::process::geteuid().as_raw();
+    let own = entries.filter(|entry| {
+        let name = entry.file_name();
+        let is_called_so = beginnings.iter().any(|start| name.to_string_lossy().starts_with(start));
+        is_called_so && entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == us)
+    });
+    let mut folders: Vec<_> = own.map(|entry| entry.path()).collect();
+    folders.sort();
+    folders
 }
 
 /// Listens on a socket in a new folder in `runtime` that only the current user can access.

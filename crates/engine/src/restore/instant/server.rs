@@ -18,7 +18,8 @@ use crate::SnapshotName;
 use crate::job::error::InstantError;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::restore::instant_job::InstantJob;
-use crate::restore::serve::{ClientWrites, ServeAddress, ServeRequest, overlay_path, serve};
+use crate::restore::serve::doors::ServeAddress;
+use crate::restore::serve::{ClientWrites, NbdOptions, ServeRequest, ServeSource, SourceChoice, overlay_path, serve};
 
 /// The lock file of the server, which contains its process id.
 const LOCK: &str = "server";
@@ -53,18 +54,29 @@ pub fn serve_instantly(
         refuse_lost_writes(&instant)?;
     }
     let name = |disk: &super::InstantDisk| format!("{}:{}", instant.snapshot, disk.name).parse::<SnapshotName>();
-    let names = instant.disks.iter().map(name).collect::<std::result::Result<_, _>>()?;
+    let names = instant.disks.iter().map(name);
     let request = ServeRequest {
-        names,
+        choice: SourceChoice {
+            sources: names
+                .map(|name| name.map(ServeSource::Snapshot))
+                .collect::<std::result::Result<_, _>>()?,
+            writes: ClientWrites::Keep(overlays),
+            machine: None,
+        },
         zone: TimeZone::UTC,
-        doors: vec![ServeAddress::Unix(instant.socket())],
-        writes: ClientWrites::Keep(overlays),
+        nbd: Some(NbdOptions {
+            doors: vec![ServeAddress::Unix(instant.socket())],
+            tls: TlsPolicy::Off,
+            events,
+        }),
+        iscsi: None,
+        vhost_user: None,
         connection_count_max: None,
-        tls: TlsPolicy::Off,
-        events,
+        // Its exports belong to the job.
+        control: None,
         clock,
     };
-    serve(repository, request, job, &mut |_| {
+    serve(Some(repository), request, job, &mut |_| {
         if let Some((user, group)) = instant.user_of_machines
             && let Err(error) = chown(instant.socket(), Some(user), Some(group))
         {

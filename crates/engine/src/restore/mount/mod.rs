@@ -14,16 +14,18 @@ use std::time::Duration;
 
 use holdfast_host::fuse_mount::{
     FuseMountError, FuseMountRequest, MountAccess, MountReaders, UnmountMode, mount_fuse, unmount_fuse,
+    unmount_unused_fuse,
 };
 use holdfast_serve::fuse::{Directory, FileAccess, FileTree, FuseServer, MountEvents, Owner, SessionStart};
 
 pub use self::image::{ImageMount, MountedImage};
 pub use self::snapshots::{MountContent, MountRequest, MountedContent, mount};
 pub use self::writable::{ImageWorkerRequest, WorkerLauncher, WritableImageMount, serve_writable_image};
+pub(crate) use self::writable::{MountUser, Supervision, WorkerFiles, serve_as_worker};
 use crate::job::{Error, Job, Result};
 
 /// The interval between two checks for the end of the mount.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// How long pending reads may take after the file system is unmounted.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -59,7 +61,12 @@ impl MountPlace {
     }
 
     /// Mounts files, and serves them while `watch` runs. It returns when they are unmounted or the job is interrupted.
-    fn serve(&self, root: &Directory, job: Job<'_>, watch: &mut dyn FnMut(&FuseServer, &FileTree)) -> Result<()> {
+    pub(crate) fn serve(
+        &self,
+        root: &Directory,
+        job: Job<'_>,
+        watch: &mut dyn FnMut(&FuseServer, &FileTree),
+    ) -> Result<()> {
         let tree = Arc::new(FileTree::new(root, owner_of_process()));
         let (mount, device) = self.mount(FileAccess::ReadOnly)?;
         let server = FuseServer::start(device, Arc::clone(&tree), Arc::clone(&self.events), SessionStart::New)
@@ -93,7 +100,7 @@ impl Mount<'_> {
     fn end(mut self, server: &FuseServer, job: Job<'_>) -> Result<()> {
         self.is_mounted = false;
         if !server.is_ended() {
-            match unmount_fuse(self.folder, UnmountMode::Unused) {
+            match unmount_unused_fuse(self.folder, job.clock) {
                 Ok(()) => {}
                 Err(FuseMountError::InUse { .. }) => {
                     job.progress.warning(&format!(

@@ -14,17 +14,19 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice as _, BlockDeviceMut, Error as DeviceError, LoggedDevice, WriteLog};
 use holdfast_host::HandedProcess;
-use holdfast_host::fuse_mount::{FuseMountError, UnmountMode, unmount_fuse};
+use holdfast_host::fuse_mount::{FuseMountError, UnmountMode, unmount_fuse, unmount_unused_fuse};
 use holdfast_image::{Format, ImageLock, Locking, OpenOptions, open_mut};
 use holdfast_serve::fuse::{
     Directory, FileAccess, FileContent, FileTree, FuseServer, MountEvents, Negotiation, SessionStart, TreeEntry,
 };
 use holdfast_serve::nbd::ExportDevice;
 use rustix::fs::MemfdFlags;
+use rustix::io::Errno;
 use rustix::process::configure_io_flusher_behavior;
 
 use super::image::MountedImage;
@@ -116,29 +118,80 @@ impl WritableImageMount {
         job: Job<'_>,
         ready: &mut dyn FnMut(),
     ) -> Result<()> {
+        let supervision = Supervision {
+            path: &self.path,
+            place,
+            launch,
+            user: &NoUser,
+        };
+        supervision.run(job, ready)
+    }
+}
+
+/// What uses the file of a mounted disk on this host, such as a file system above it. Its methods run beside the
+/// supervisor: they may wait for the file.
+pub(crate) trait MountUser: Sync {
+    /// Begins to use the file.
+    fn attach(&self) -> Result<()>;
+
+    /// Whether it has ended the use, so that the file can be unmounted.
+    fn is_detached(&self) -> bool;
+}
+
+struct NoUser;
+
+impl MountUser for NoUser {
+    fn attach(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn is_detached(&self) -> bool {
+        false
+    }
+}
+
+/// A disk to mount for writing.
+pub(crate) struct Supervision<'a> {
+    /// The image or container, for messages.
+    pub(crate) path: &'a Path,
+    pub(crate) place: &'a MountPlace,
+    pub(crate) launch: &'a WorkerLauncher<'a>,
+    pub(crate) user: &'a dyn MountUser,
+}
+
+impl Supervision<'_> {
+    /// Mounts the disk until it is unmounted. `ready` is called when its user has begun to use it.
+    pub(crate) fn run(&self, job: Job<'_>, ready: &mut dyn FnMut()) -> Result<()> {
         let file_error = |source: std::io::Error| Error::File {
             action: "serve",
-            path: self.path.clone(),
+            path: self.path.to_owned(),
             source,
         };
         let memory = rustix::fs::memfd_create("holdfast-writes", MemfdFlags::CLOEXEC);
         let memory = File::from(memory.map_err(|errno| file_error(errno.into()))?);
         let log = WriteLog::create(memory.try_clone().map_err(file_error)?)?;
-        let (mount, device) = place.mount(FileAccess::Writable)?;
+        let (mount, device) = self.place.mount(FileAccess::Writable)?;
         let mut supervisor = Supervisor {
-            path: &self.path,
+            path: self.path,
             device,
             memory,
             log,
-            launch,
+            launch: self.launch,
+            user: self.user,
             job,
             predecessor_count: 0,
             restarts: VecDeque::new(),
         };
         let mut worker = supervisor.start()?;
         supervisor.wait_until_served(&mut worker)?;
-        ready();
-        supervisor.watch(worker, place)?;
+        std::thread::scope(|scope| {
+            let watched = supervisor.watch(worker, self.place, scope, ready);
+            if watched.is_err() {
+                // The threads of the user would wait for an answer for ever.
+                supervisor.abandon();
+            }
+            watched
+        })?;
         mount.unmounted();
         Ok(())
     }
@@ -157,6 +210,7 @@ struct Supervisor<'a> {
     memory: File,
     log: WriteLog,
     launch: &'a WorkerLauncher<'a>,
+    user: &'a dyn MountUser,
     job: Job<'a>,
     predecessor_count: u32,
     /// Times of the last starts of successors.
@@ -169,6 +223,13 @@ impl Supervisor<'_> {
             action: "serve",
             path: self.path.to_owned(),
             source: source.into(),
+        }
+    }
+
+    /// Closes the device, which ends all requests with an error if no worker runs.
+    fn abandon(&mut self) {
+        if let Ok(nothing) = File::open("/dev/null") {
+            self.device = nothing.into();
         }
     }
 
@@ -196,12 +257,38 @@ impl Supervisor<'_> {
         Ok(())
     }
 
-    fn watch(&mut self, mut worker: HandedProcess, place: &MountPlace) -> Result<()> {
-        let mut is_stopping = false;
+    /// Serves until the file is unmounted. The user of the file attaches to it meanwhile.
+    fn watch<'scope>(
+        &mut self,
+        mut worker: HandedProcess,
+        place: &MountPlace,
+        scope: &'scope std::thread::Scope<'scope, '_>,
+        ready: &mut dyn FnMut(),
+    ) -> Result<()>
+    where
+        Self: 'scope,
+    {
+        let (send, attached) = channel();
+        let user = self.user;
+        scope.spawn(move || send.send(user.attach()));
+        let (mut is_stopping, mut is_attached, mut failure) = (false, false, None);
         loop {
+            match attached.try_recv() {
+                Ok(Ok(())) => {
+                    is_attached = true;
+                    ready();
+                }
+                Ok(Err(error)) => failure = Some(error),
+                Err(_) => {}
+            }
+            let is_done = failure.is_some() || is_attached && self.user.is_detached();
+            if !is_stopping && is_done {
+                is_stopping = true;
+                self.stop(place)?;
+            }
             if let Some(status) = worker.status().map_err(|error| self.error(error))? {
                 if status.success() {
-                    return Ok(());
+                    return failure.map_or(Ok(()), Err);
                 }
                 let ended = format!("the server of {} has ended ({status})", self.path.display());
                 if !self.may_restart()? {
@@ -235,13 +322,19 @@ impl Supervisor<'_> {
 
     /// Unmounts on request. Nothing that programs have written is lost: the worker ends when they have closed the file.
     fn stop(&self, place: &MountPlace) -> Result<()> {
-        match unmount_fuse(&place.folder, UnmountMode::Unused) {
+        match unmount_unused_fuse(&place.folder, self.job.clock) {
             Err(FuseMountError::InUse { folder }) => {
                 self.job.progress.warning(&format!(
                     "programs still use files below {}: they are served until the programs close them",
                     folder.display()
                 ));
                 Ok(unmount_fuse(&folder, UnmountMode::Detach)?)
+            }
+            // Another process was quicker.
+            Err(FuseMountError::Unmount { source, .. })
+                if source.raw_os_error() == Some(Errno::INVAL.raw_os_error()) =>
+            {
+                Ok(())
             }
             result => Ok(result?),
         }
@@ -271,12 +364,40 @@ pub fn serve_writable_image(request: ImageWorkerRequest, job: Job<'_>, ready: &m
     let image = open_mut(path, &unlocked(&request.options)).map_err(|error| Error::from(error).on(path))?;
     let format = image.layers().first().map_or(Format::Raw, |layer| layer.format);
     let name = MountedImage::of(path, format, image.size_bytes()).file;
-    let log = WriteLog::open(request.log.try_clone().map_err(DeviceError::layer)?)?;
-    let state = WriteLog::open(request.log)?;
-    let start = match request.predecessor_count {
+    let files = WorkerFiles {
+        path: path.clone(),
+        predecessor_count: request.predecessor_count,
+        device: request.device,
+        log: request.log,
+        events: request.events,
+    };
+    serve_as_worker(image, name, files, job, ready)
+}
+
+/// What a supervisor hands to a worker.
+pub(crate) struct WorkerFiles {
+    /// The image or container, for messages.
+    pub(crate) path: PathBuf,
+    pub(crate) predecessor_count: u32,
+    pub(crate) device: OwnedFd,
+    pub(crate) log: File,
+    pub(crate) events: Arc<dyn MountEvents>,
+}
+
+/// Repeats the writes of the predecessor, and serves `disk` as the file `name` until it is unmounted.
+pub(crate) fn serve_as_worker(
+    disk: impl BlockDeviceMut + 'static,
+    name: String,
+    files: WorkerFiles,
+    job: Job<'_>,
+    ready: &mut dyn FnMut(),
+) -> Result<()> {
+    let log = WriteLog::open(files.log.try_clone().map_err(DeviceError::layer)?)?;
+    let state = WriteLog::open(files.log)?;
+    let start = match files.predecessor_count {
         0 => SessionStart::New,
         predecessor_count => {
-            let replayed = log.replay(&image)?;
+            let replayed = log.replay(&disk)?;
             job.progress.note(&format!(
                 "{} writes of the server before were repeated",
                 replayed.record_count
@@ -286,23 +407,22 @@ pub fn serve_writable_image(request: ImageWorkerRequest, job: Job<'_>, ready: &m
     };
     // Under memory pressure, the kernel must not wait for this process to write its own pages. Needs the rights of root.
     configure_io_flusher_behavior(true).ok();
-    let device: Arc<dyn BlockDeviceMut> = Arc::new(LoggedDevice::new(image, log)?);
+    let device: Arc<dyn BlockDeviceMut> = Arc::new(LoggedDevice::new(disk, log)?);
     let mut root = Directory::new(0);
-    let content = Arc::new(WritableContent {
-        name: name.clone(),
-        device: Arc::clone(&device),
-    });
     let entry = TreeEntry::File {
-        content,
+        content: Arc::new(WritableContent {
+            name: name.clone(),
+            device: Arc::clone(&device),
+        }),
         modified_ms: 0,
     };
     root.insert(name, entry).map_err(|error| Error::File {
         action: "serve",
-        path: path.clone(),
+        path: files.path.clone(),
         source: std::io::Error::other(error),
     })?;
     let tree = Arc::new(FileTree::new(&root, owner_of_process()));
-    let server = FuseServer::start(request.device, tree, request.events, start).map_err(Error::Serve)?;
+    let server = FuseServer::start(files.device, tree, files.events, start).map_err(Error::Serve)?;
     let mut reported = WorkerState::Starting;
     while !server.is_ended() {
         let now = match server.negotiation() {
@@ -321,6 +441,7 @@ pub fn serve_writable_image(request: ImageWorkerRequest, job: Job<'_>, ready: &m
     Ok(())
 }
 
+/// A file with a disk that can be written.
 struct WritableContent {
     name: String,
     device: Arc<dyn BlockDeviceMut>,

@@ -1,5 +1,6 @@
 //! The disks that a server serves: devices on snapshots, with an overlay for what clients write.
 
+use std::any::Any;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,12 +8,16 @@ use std::sync::Arc;
 use holdfast_block::{BackingId, BlockDevice, BlockDeviceMut, FileDeviceMut, IoMode, OverlayDevice, OverlayOptions};
 use holdfast_repo::{DiskContent, DiskRecord, Manifest, Repository};
 use holdfast_serve::nbd::ExportDevice;
+use holdfast_serve::registry::{CacheProbe, CacheUse};
+use holdfast_serve::vhost_user::AcceptedWrites;
 use jiff::tz::TimeZone;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::layered::OverlayLayer;
 use crate::SnapshotName;
+use crate::image::source::OpenSource;
+use crate::job::error::ServingError;
 use crate::job::{DiskName, Error, Job, Result};
 use crate::machine::state::scratch::unnamed_file;
 use crate::notes::is_memory;
@@ -26,9 +31,24 @@ pub enum ClientWrites {
     Refuse,
     /// They are kept in files in this folder while the server runs, and deleted when it ends.
     ThrowAway(PathBuf),
-    /// They are kept in files in this folder, and used again the next time the same snapshot is served.
+    /// They are kept in files in this folder, and used again the next time the same disk is served.
     Keep(PathBuf),
+    /// They change images; for snapshots, which never change, they are kept in this folder while the server runs.
+    InPlace(PathBuf),
 }
+
+impl ClientWrites {
+    /// What becomes of writes to an overlay.
+    pub(super) fn overlay_writes(&self) -> AcceptedWrites {
+        match self {
+            Self::Keep(_) => AcceptedWrites::NeedFlush,
+            Self::ThrowAway(_) | Self::InPlace(_) | Self::Refuse => AcceptedWrites::Discarded,
+        }
+    }
+}
+
+/// Whether an export has a name.
+pub(super) type NameInUse<'a> = &'a dyn Fn(&str) -> bool;
 
 /// The disks to open.
 pub(super) struct DiskSelection<'a> {
@@ -38,31 +58,36 @@ pub(super) struct DiskSelection<'a> {
     pub(super) zone: &'a TimeZone,
     /// How writes of clients are treated.
     pub(super) writes: &'a ClientWrites,
+    /// Whether an export of this name exists.
+    pub(super) is_in_use: NameInUse<'a>,
 }
 
 /// An opened disk.
 pub(super) struct OpenDisk {
-    pub(super) machine: String,
-    /// The short id of the snapshot.
-    pub(super) snapshot: String,
-    pub(super) disk: String,
-    /// Whether disks of another snapshot of this machine are served, too.
-    pub(super) has_siblings: bool,
+    /// The name of its export.
+    pub(super) export: String,
+    /// The disks of a group are units of one iSCSI target: its machine, or its machine and snapshot.
+    pub(super) group: String,
+    /// A text that identifies its content.
+    pub(super) serial: String,
     /// A description for users.
     pub(super) description: String,
-    pub(super) size_bytes: u64,
     pub(super) device: ExportDevice,
-}
-
-/// Opened disks.
-pub(super) struct OpenDisks {
-    pub(super) disks: Vec<OpenDisk>,
-    /// Locks of overlays, to be held while they are served.
-    pub(super) locks: Vec<File>,
+    /// What becomes of writes when the server ends.
+    pub(super) accepted_writes: AcceptedWrites,
+    pub(super) cache: Option<CacheProbe>,
+    /// Locks of files, to be held while the device is used.
+    pub(super) held: Vec<Box<dyn Any + Send + Sync>>,
+    /// The image, if it must not change.
+    pub(super) watched: Option<Arc<OpenSource>>,
 }
 
 /// Opens the disks of a selection, each once.
-pub(super) fn open_disks(repository: &Repository, selection: &DiskSelection<'_>, job: Job<'_>) -> Result<OpenDisks> {
+pub(super) fn open_disks(
+    repository: &Repository,
+    selection: &DiskSelection<'_>,
+    job: Job<'_>,
+) -> Result<Vec<OpenDisk>> {
     let mut manifests: Vec<(Manifest, Option<DiskName>)> = Vec::new();
     for name in selection.names {
         let manifest = find_snapshot(repository, &name.snapshot, selection.zone, job.progress)?;
@@ -70,7 +95,6 @@ pub(super) fn open_disks(repository: &Repository, selection: &DiskSelection<'_>,
     }
     let mut disks = Vec::new();
     let mut opened: Vec<(&Manifest, &str)> = Vec::new();
-    let mut locks = Vec::new();
     for (manifest, disk) in &manifests {
         let records: Vec<&DiskRecord> = match disk {
             Some(name) => vec![manifest.disk(Some(name.as_str()))?],
@@ -82,25 +106,92 @@ pub(super) fn open_disks(repository: &Repository, selection: &DiskSelection<'_>,
                 .collect(),
         };
         let is_sibling = |other: &Manifest| other.machine == manifest.machine && other.id != manifest.id;
-        let has_siblings = manifests.iter().any(|(other, _)| is_sibling(other));
+        let siblings = if manifests.iter().any(|(other, _)| is_sibling(other)) {
+            Siblings::Some
+        } else {
+            Siblings::None
+        };
         for record in records {
             let is_open = |(other, name): &(&Manifest, &str)| other.id == manifest.id && *name == record.name;
             if opened.iter().any(is_open) {
                 continue;
             }
             opened.push((manifest, &record.name));
-            disks.push(OpenDisk {
-                machine: manifest.machine.clone(),
-                snapshot: manifest.id.short(),
-                disk: record.name.clone(),
-                has_siblings,
-                description: format!("{} of {} at {}", record.name, manifest.machine, time_of(manifest)),
-                size_bytes: record.size_bytes,
-                device: device(repository, manifest, record, selection.writes, &mut locks)?,
-            });
+            let names = ExportNames::choose(manifest, record, siblings, selection.is_in_use)?;
+            disks.push(open_disk(repository, manifest, record, names, selection.writes)?);
         }
     }
-    Ok(OpenDisks { disks, locks })
+    Ok(disks)
+}
+
+/// Whether disks of another snapshot of a machine are served, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Siblings {
+    None,
+    Some,
+}
+
+/// The names under which a disk of a snapshot is served.
+struct ExportNames {
+    export: String,
+    group: String,
+}
+
+impl ExportNames {
+    /// `MACHINE/DISK`, or `MACHINE@ID/DISK` if several snapshots of a machine are served.
+    fn choose(manifest: &Manifest, disk: &DiskRecord, siblings: Siblings, is_in_use: NameInUse<'_>) -> Result<Self> {
+        let (machine, id) = (&manifest.machine, manifest.id.short());
+        let short = Self {
+            export: format!("{machine}/{}", disk.name),
+            group: machine.clone(),
+        };
+        if siblings == Siblings::None && !is_in_use(&short.export) {
+            return Ok(short);
+        }
+        let long = Self {
+            export: format!("{machine}@{id}/{}", disk.name),
+            group: format!("{machine}.{id}"),
+        };
+        if is_in_use(&long.export) {
+            return Err(ServingError::NameInUse { name: long.export }.into());
+        }
+        Ok(long)
+    }
+}
+
+fn open_disk(
+    repository: &Repository,
+    manifest: &Manifest,
+    disk: &DiskRecord,
+    names: ExportNames,
+    writes: &ClientWrites,
+) -> Result<OpenDisk> {
+    let frozen = Arc::new(repository.device(disk));
+    let probed = Arc::clone(&frozen);
+    // The snapshot's writer chose the name: it must not point outside the folder.
+    let name = DiskName::new(disk.name.as_str())?;
+    let overlay = Overlay {
+        backing_id: BackingId(*manifest.id.as_bytes()),
+        file: overlay_file(&manifest.id.to_string(), &name),
+    };
+    let mut held = Vec::new();
+    Ok(OpenDisk {
+        export: names.export,
+        group: names.group,
+        serial: format!("{}-{}", manifest.id.short(), disk.name),
+        description: format!("{} of {} at {}", disk.name, manifest.machine, time_of(manifest)),
+        device: overlay.over(frozen, writes, &mut held)?,
+        accepted_writes: writes.overlay_writes(),
+        cache: Some(Arc::new(move || {
+            let found = probed.cache_use();
+            CacheUse {
+                hit_count: found.hit_count,
+                miss_count: found.miss_count,
+            }
+        })),
+        held,
+        watched: None,
+    })
 }
 
 /// Whether a record is a disk; if a snapshot has no disks, every record counts as one.
@@ -111,7 +202,11 @@ fn is_disk(record: &DiskRecord, manifest: &Manifest) -> bool {
 
 /// The path of the overlay of a disk.
 pub(crate) fn overlay_path(folder: &Path, snapshot: &str, disk: &DiskName) -> PathBuf {
-    folder.join(format!("{snapshot}-{disk}.overlay"))
+    folder.join(overlay_file(snapshot, disk))
+}
+
+fn overlay_file(snapshot: &str, disk: &DiskName) -> String {
+    format!("{snapshot}-{disk}.overlay")
 }
 
 /// Locks an overlay: two servers that write to one would destroy it.
@@ -130,46 +225,51 @@ fn lock_overlay(path: &Path) -> Result<File> {
     }
 }
 
-/// Opens a disk. `locks` receives files that must stay open while the device is used.
-fn device(
-    repository: &Repository,
-    manifest: &Manifest,
-    disk: &DiskRecord,
-    writes: &ClientWrites,
-    locks: &mut Vec<File>,
-) -> Result<ExportDevice> {
-    let frozen = repository.device(disk);
-    let size_bytes = disk.size_bytes;
-    let options = OverlayOptions::new(BackingId(*manifest.id.as_bytes()));
-    let store_bytes = options.store_size_bytes(size_bytes)?;
-    let overlay: Arc<dyn BlockDeviceMut> = match writes {
-        ClientWrites::Refuse => return Ok(ExportDevice::ReadOnly(Arc::new(frozen) as Arc<dyn BlockDevice>)),
-        ClientWrites::ThrowAway(folder) => {
-            let file = unnamed_file(folder, store_bytes).map_err(|source| Error::File {
-                action: "create an overlay in",
-                path: folder.clone(),
-                source,
-            })?;
-            let store = FileDeviceMut::of_file(file, folder, IoMode::Buffered)?;
-            Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
-        }
-        ClientWrites::Keep(folder) => {
-            // The snapshot's writer chose the name: it must not point outside the folder.
-            let name = DiskName::new(disk.name.as_str())?;
-            let path: &Path = &overlay_path(folder, &manifest.id.to_string(), &name);
-            let is_new = !path.exists();
-            let store = if is_new {
-                FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?
-            } else {
-                FileDeviceMut::open(path, IoMode::Buffered)?
-            };
-            locks.push(lock_overlay(path)?);
-            Arc::new(OverlayLayer(if is_new {
-                OverlayDevice::create(frozen, store, options)?
-            } else {
-                OverlayDevice::open(frozen, store, options.backing_id)?
-            }))
-        }
-    };
-    Ok(ExportDevice::Writable(overlay))
+/// The overlay of a disk whose content does not change.
+pub(super) struct Overlay {
+    /// Identifies the content.
+    pub(super) backing_id: BackingId,
+    /// The name of the file for writes that are kept.
+    pub(super) file: String,
+}
+
+impl Overlay {
+    /// The device for clients. `held` receives files that must stay open while it is used.
+    pub(super) fn over(
+        &self,
+        frozen: Arc<dyn BlockDevice>,
+        writes: &ClientWrites,
+        held: &mut Vec<Box<dyn Any + Send + Sync>>,
+    ) -> Result<ExportDevice> {
+        let options = OverlayOptions::new(self.backing_id);
+        let store_bytes = options.store_size_bytes(frozen.size_bytes())?;
+        let overlay: Arc<dyn BlockDeviceMut> = match writes {
+            ClientWrites::Refuse => return Ok(ExportDevice::ReadOnly(frozen)),
+            ClientWrites::ThrowAway(folder) | ClientWrites::InPlace(folder) => {
+                let file = unnamed_file(folder, store_bytes).map_err(|source| Error::File {
+                    action: "create an overlay in",
+                    path: folder.clone(),
+                    source,
+                })?;
+                let store = FileDeviceMut::of_file(file, folder, IoMode::Buffered)?;
+                Arc::new(OverlayLayer(OverlayDevice::create(frozen, store, options)?))
+            }
+            ClientWrites::Keep(folder) => {
+                let path: &Path = &folder.join(&self.file);
+                let is_new = !path.exists();
+                let store = if is_new {
+                    FileDeviceMut::create_new(path, store_bytes, IoMode::Buffered)?
+                } else {
+                    FileDeviceMut::open(path, IoMode::Buffered)?
+                };
+                held.push(Box::new(lock_overlay(path)?));
+                Arc::new(OverlayLayer(if is_new {
+                    OverlayDevice::create(frozen, store, options)?
+                } else {
+                    OverlayDevice::open(frozen, store, options.backing_id)?
+                }))
+            }
+        };
+        Ok(ExportDevice::Writable(overlay))
+    }
 }

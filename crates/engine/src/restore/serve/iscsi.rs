@@ -1,162 +1,94 @@
-//! `serve iscsi`: disks of snapshots as logical units of iSCSI targets, until the job is interrupted.
-//!
-//! Each snapshot is a target, and each of its disks a logical unit of it.
+//! Served disks as logical units of iSCSI targets. Each machine or snapshot is a target, and each of its disks a unit.
 
-use std::net::SocketAddr;
-use std::num::NonZero;
 use std::sync::Arc;
 
-use holdfast_block::Clock;
-use holdfast_repo::Repository;
 use holdfast_serve::iscsi::{
-    Absent, Authentication, InitiatorAccess, Listener, LogicalUnit, RandomSource, SectorSize, Target, TargetEventSink,
-    TargetServer, TargetServerOptions, UnitOptions,
+    Authentication, InitiatorAccess, LogicalUnit, RandomSource, SectorSize, TargetEventSink, TargetSet, UnitOptions,
+    UnitPosition,
 };
-use jiff::tz::TimeZone;
+use holdfast_serve::registry::RegisteredExport;
 
-use super::disks::{ClientWrites, DiskSelection, OpenDisk, open_disks};
-use super::{PATIENCE, limits, wait_for_interrupt, warn_of_abandoned};
-use crate::SnapshotName;
-use crate::job::{Error, Job, Result};
-use crate::repository::removed::keep_readable;
+use super::disks::OpenDisk;
+use super::doors::ServeAddress;
+use crate::job::{Error, Result};
 
 /// Longest serial number of a logical unit: initiators show it in narrow columns.
 const SERIAL_BYTES_MAX: usize = 36;
 
-/// The disks to serve as iSCSI targets, and the initiators that may use them.
-pub struct ServeTargetsRequest {
-    /// Snapshots, or single disks of them.
-    pub names: Vec<SnapshotName>,
-    /// The time zone of times in these names.
-    pub zone: TimeZone,
+/// Options of serving over iSCSI.
+pub struct IscsiOptions {
     /// The addresses at which initiators connect.
-    pub addresses: Vec<SocketAddr>,
+    pub doors: Vec<ServeAddress>,
+    /// How disks appear.
+    pub units: UnitRules,
+    /// How initiators are authenticated.
+    pub authentication: Authentication,
+    /// Receives events about initiators.
+    pub events: Arc<dyn TargetEventSink>,
+    /// Random bytes for authentication.
+    pub randomness: Arc<dyn RandomSource>,
+}
+
+/// How disks appear as logical units.
+#[derive(Debug, Clone)]
+pub struct UnitRules {
     /// The part of the targets' names before the machine: a naming authority, such as `iqn.2026-01.org.example`.
     pub authority: String,
-    /// How writes of initiators are treated.
-    pub writes: ClientWrites,
     /// The size of logical blocks.
     pub sector_size: SectorSize,
     /// The largest size that initiators see.
     pub size_bytes_max: Option<u64>,
     /// The initiators that are served.
     pub access: InitiatorAccess,
-    /// How initiators are authenticated.
-    pub authentication: Authentication,
-    /// The maximum number of simultaneous connections; none for the server's default.
-    pub connection_count_max: Option<NonZero<usize>>,
-    /// Receives events about initiators.
-    pub events: Arc<dyn TargetEventSink>,
-    /// The clock, shared with the server's threads.
-    pub clock: Arc<dyn Clock>,
-    /// Random bytes for authentication.
-    pub randomness: Arc<dyn RandomSource>,
 }
 
-/// A served logical unit.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ServedUnit {
-    /// The name of its target.
-    pub target: String,
-    /// Its number in the target.
-    pub number: usize,
-    /// A description for users.
-    pub description: String,
-    /// The size that initiators see, in bytes.
-    pub size_bytes: u64,
+/// Properties of a disk that determine its unit.
+pub(super) struct UnitSource {
+    group: String,
+    serial: String,
 }
 
-/// Serves disks of snapshots until the job is interrupted, which is the normal end. `ready` is called when initiators
-/// can connect, with the units and the addresses.
-///
-/// Garbage collection is paused meanwhile, as by [`serve`](super::serve).
-pub fn serve_targets(
-    repository: &Repository,
-    request: ServeTargetsRequest,
-    job: Job<'_>,
-    ready: &mut dyn FnMut(&[ServedUnit], &[SocketAddr]),
-) -> Result<()> {
-    let pause = keep_readable(repository, job.progress);
-    let selection = DiskSelection {
-        names: &request.names,
-        zone: &request.zone,
-        writes: &request.writes,
-    };
-    let opened = open_disks(repository, &selection, job)?;
-    let (units, targets) = targets(opened.disks, &request)?;
-    let mut server = TargetServer::new(TargetServerOptions {
-        targets,
-        authentication: request.authentication,
-        limits: limits(request.connection_count_max),
-        clock: request.clock,
-        events: request.events,
-        randomness: request.randomness,
-    });
-    let mut addresses = Vec::new();
-    for address in &request.addresses {
-        let listener = Listener::tcp(*address).map_err(Error::Serve)?;
-        addresses.push(listener.tcp_address().unwrap_or(*address));
-        server.listen(listener).map_err(Error::Serve)?;
+impl UnitSource {
+    pub(super) fn of(disk: &OpenDisk) -> Self {
+        Self {
+            group: disk.group.clone(),
+            serial: disk.serial.clone(),
+        }
     }
-    ready(&units, &addresses);
-    wait_for_interrupt(job, pause.as_ref());
-    warn_of_abandoned(server.stop(PATIENCE), job);
-    drop(opened.locks);
-    Ok(())
 }
 
-/// A target that is being assembled.
-struct TargetDraft {
-    name: String,
-    units: Vec<LogicalUnit>,
-}
-
-/// Makes a target of each snapshot; the units of a target are numbered in the order of the disks.
-fn targets(disks: Vec<OpenDisk>, request: &ServeTargetsRequest) -> Result<(Vec<ServedUnit>, Vec<Arc<Target>>)> {
-    let mut drafts: Vec<TargetDraft> = Vec::new();
-    let mut served = Vec::new();
-    for disk in disks {
-        let name = target_name(&disk, &request.authority);
+impl UnitRules {
+    /// Adds a unit for an export, which is taken out when the export is removed.
+    pub(super) fn place(
+        &self,
+        export: &Arc<RegisteredExport>,
+        source: &UnitSource,
+        targets: &Arc<TargetSet>,
+    ) -> Result<UnitPosition> {
         let options = UnitOptions {
-            sector_size: request.sector_size,
-            size_bytes_max: request.size_bytes_max,
-            absent: Absent::ReadsAsZero,
-            ..UnitOptions::new(serial(&disk))
+            sector_size: self.sector_size,
+            size_bytes_max: self.size_bytes_max,
+            absent: export.absent(),
+            ..UnitOptions::new(serial(export, &source.serial))
         };
-        let unit = LogicalUnit::new(disk.device, options);
-        let size_bytes = unit.size_bytes();
-        let number = if let Some(draft) = drafts.iter_mut().find(|draft| draft.name == name) {
-            draft.units.push(unit);
-            draft.units.len() - 1
-        } else {
-            drafts.push(TargetDraft {
-                name: name.clone(),
-                units: vec![unit],
-            });
-            0
-        };
-        served.push(ServedUnit {
-            target: name,
-            number,
-            description: disk.description,
-            size_bytes,
-        });
+        let unit = LogicalUnit::of(export, options);
+        let target = target_name(&source.group, &self.authority);
+        let position = targets.add_unit(&target, &self.access, unit).map_err(Error::Serve)?;
+        let (set, place) = (Arc::clone(targets), position.clone());
+        export.on_removal(move || set.remove_unit(&place));
+        Ok(position)
     }
-    let targets = drafts.into_iter().map(|draft| {
-        let target = Target::new(&draft.name, request.access.clone(), draft.units);
-        target.map(Arc::new).map_err(Error::Serve)
-    });
-    Ok((served, targets.collect::<Result<_>>()?))
+
+    /// The size that initiators see of a disk.
+    pub(super) fn visible_bytes(&self, size_bytes: u64) -> u64 {
+        let size_bytes = self.size_bytes_max.map_or(size_bytes, |max| size_bytes.min(max));
+        size_bytes - size_bytes % u64::from(self.sector_size.bytes())
+    }
 }
 
-/// `AUTHORITY:MACHINE`, or `AUTHORITY:MACHINE.ID` if several snapshots of a machine are served.
-fn target_name(disk: &OpenDisk, authority: &str) -> String {
-    let machine = name_part(&disk.machine);
-    if disk.has_siblings {
-        format!("{authority}:{machine}.{}", name_part(&disk.snapshot))
-    } else {
-        format!("{authority}:{machine}")
-    }
+/// `AUTHORITY:MACHINE`, or `AUTHORITY:MACHINE.ID`.
+fn target_name(group: &str, authority: &str) -> String {
+    format!("{authority}:{}", name_part(group))
 }
 
 /// Replaces characters that the name of a target cannot have.
@@ -168,14 +100,11 @@ fn name_part(text: &str) -> String {
     text.chars().map(replace).collect()
 }
 
-/// The serial number of a unit: the same whenever this disk of this snapshot is served, and another one if it is
-/// writable, because its contents differ.
-fn serial(disk: &OpenDisk) -> String {
-    let kind = match disk.device {
-        holdfast_serve::iscsi::ExportDevice::ReadOnly(_) => "",
-        holdfast_serve::iscsi::ExportDevice::Writable(_) => "w-",
-    };
-    let mut serial = format!("{kind}{}-{}", name_part(&disk.snapshot), name_part(&disk.disk));
+/// The serial number of a unit: the same whenever this disk is served, and another one if it is writable, because its
+/// contents differ.
+fn serial(export: &RegisteredExport, identity: &str) -> String {
+    let kind = if export.is_writable() { "w-" } else { "" };
+    let mut serial = format!("{kind}{}", name_part(identity));
     serial.truncate(SERIAL_BYTES_MAX);
     serial
 }
@@ -186,32 +115,32 @@ mod tests {
 
     use holdfast_block::MemoryDevice;
     use holdfast_serve::iscsi::{ExportDevice, is_iscsi_name};
+    use holdfast_serve::registry::{ExportOptions, Registry};
 
-    use super::{OpenDisk, serial, target_name};
+    use super::{serial, target_name};
 
-    fn disk(machine: &str, has_siblings: bool) -> OpenDisk {
-        OpenDisk {
-            machine: machine.to_owned(),
-            snapshot: "0a1b2c3d".to_owned(),
-            disk: "vda".to_owned(),
-            has_siblings,
-            description: String::new(),
-            size_bytes: 512,
-            device: ExportDevice::ReadOnly(Arc::new(MemoryDevice::new(512))),
+    #[test]
+    fn every_machine_has_a_valid_target_name() {
+        for (group, expected) in [
+            ("web1", "iqn.2026-01.org.example:web1"),
+            ("Web Server_1", "iqn.2026-01.org.example:web-server-1"),
+            ("wëb.0a1b2c3d", "iqn.2026-01.org.example:w-b.0a1b2c3d"),
+        ] {
+            let name = target_name(group, "iqn.2026-01.org.example");
+            assert_eq!(name, expected);
+            assert!(is_iscsi_name(&name), "{name}");
         }
     }
 
     #[test]
-    fn every_machine_has_a_valid_target_name() {
-        for (machine, has_siblings, expected) in [
-            ("web1", false, "iqn.2026-01.org.example:web1"),
-            ("Web Server_1", false, "iqn.2026-01.org.example:web-server-1"),
-            ("wëb", true, "iqn.2026-01.org.example:w-b.0a1b2c3d"),
-        ] {
-            let name = target_name(&disk(machine, has_siblings), "iqn.2026-01.org.example");
-            assert_eq!(name, expected);
-            assert!(is_iscsi_name(&name), "{name}");
-        }
-        assert_eq!(serial(&disk("web1", false)), "0a1b2c3d-vda");
+    fn a_writable_unit_has_a_serial_number_of_its_own() {
+        let registry = Registry::default();
+        let device = || Arc::new(MemoryDevice::new(512));
+        let devices = [ExportDevice::ReadOnly(device()), ExportDevice::Writable(device())];
+        let serials = devices.map(|device| {
+            let name = format!("{}", registry.exports().len());
+            serial(&registry.add(ExportOptions::new(name, device)).unwrap(), "0a1b2c3d-vda")
+        });
+        assert_eq!(serials, ["0a1b2c3d-vda", "w-0a1b2c3d-vda"]);
     }
 }

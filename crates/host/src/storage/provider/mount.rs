@@ -5,9 +5,12 @@
 
 use std::path::Path;
 
+use holdfast_block::Clock;
+
 use super::folder::SNAPSHOT_FOLDER;
 use super::zfs::{Zfs, full};
 use super::{HostSnapshotName, Mounts, Provider, ProviderError, ProviderKind, ProviderResult};
+use crate::storage::retries::retry_while_in_use;
 use crate::system::process::Tools;
 
 const MOUNT: &str = "mount";
@@ -69,7 +72,7 @@ pub fn mount(
 }
 
 /// Unmounts a host snapshot; other mounts are refused.
-pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()> {
+pub fn unmount(tools: &dyn Tools, zfs: &Zfs, clock: &dyn Clock, folder: &Path) -> ProviderResult<()> {
     let point = folder.display().to_string();
     let mounts = Mounts::read()?;
     let found = mounts.of_path(folder).filter(|mount| mount.point == folder);
@@ -83,7 +86,10 @@ pub fn unmount(tools: &dyn Tools, zfs: &Zfs, folder: &Path) -> ProviderResult<()
     if !is_snapshot && !is_view {
         return Err(no_snapshot());
     }
-    ask(tools, "unmount", &point, UNMOUNT, &["--", &point])
+    let is_busy =
+        |error: &ProviderError| matches!(error, ProviderError::Refused { reason, .. } if reason.contains("busy"));
+    let unmount = || ask(tools, "unmount", &point, UNMOUNT, &["--", &point]);
+    retry_while_in_use(clock, is_busy, unmount)
 }
 
 fn ask(tools: &dyn Tools, action: &'static str, what: &str, program: &str, arguments: &[&str]) -> ProviderResult<()> {

@@ -73,6 +73,37 @@ impl Mounts {
         self.of_kind(kind).map(|mount| mount.point.clone())
     }
 
+    /// The source of the file system that is mounted on the folder.
+    pub fn source_of(&self, folder: &Path) -> Option<&str> {
+        let last = self.mounts.iter().rev().find(|mount| mount.point == folder);
+        last.map(|mount| &mount.source[..])
+    }
+
+    /// The mount point of the file system of a file. The path must be absolute, without symbolic links.
+    pub fn point_of(&self, path: &Path) -> Option<&Path> {
+        self.of_path(path).map(|mount| &*mount.point)
+    }
+
+    /// The mount points of a source.
+    pub fn points_of_source(&self, source: &str) -> Vec<PathBuf> {
+        let is_of_source = |mount: &&Mount| mount.source == source;
+        self.mounts
+            .iter()
+            .filter(is_of_source)
+            .map(|mount| mount.point.clone())
+            .collect()
+    }
+
+    /// The mount points of a block device.
+    pub fn points_of_device(&self, device: &Path) -> Vec<PathBuf> {
+        let is_of_device = |mount: &&Mount| Path::new(&mount.source) == device && mount.root == Path::new("/");
+        self.mounts
+            .iter()
+            .filter(is_of_device)
+            .map(|mount| mount.point.clone())
+            .collect()
+    }
+
     /// The mount point of a ZFS file system.
     pub(super) fn of_zfs(&self, dataset: &str) -> Option<&Path> {
         let is_wanted = |mount: &&Mount| mount.is_zfs() && mount.source == dataset && mount.root == Path::new("/");

@@ -12,7 +12,9 @@ use holdfast_block::{Clock, to_usize};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::confined::{FOR_RECEIVING, start_with};
-use super::tool::{ANSWER_BYTES_MAX, OUTPUT_GRACE, STDERR_BYTES_MAX, SYSTEM_PROGRAM, command, read_in_background};
+use super::tool::{
+    ANSWER_BYTES_MAX, OUTPUT_GRACE, PATH, STDERR_BYTES_MAX, SYSTEM_PROGRAM, command, read_in_background,
+};
 use super::{Answer, POLL_INTERVAL, Piped, StreamTools, ToolError, Tools};
 use crate::system::waits::Wait;
 
@@ -34,6 +36,15 @@ impl LocalTools {
             time_out,
             variables: Vec::new(),
         }
+    }
+
+    /// Lets programs be found in `folder` before those of the system.
+    #[must_use]
+    pub fn with_program_folder(self, folder: &Path) -> Self {
+        let mut path = folder.as_os_str().to_owned();
+        path.push(":");
+        path.push(PATH);
+        self.with_variable("PATH", path)
     }
 
     /// Adds an environment variable.

@@ -17,7 +17,7 @@ pub(super) const STDERR_BYTES_MAX: u64 = 64 << 10;
 /// How long to wait for the rest of the output of a program that ended or was killed.
 pub(super) const OUTPUT_GRACE: Duration = Duration::from_secs(2);
 /// The folders with such programs. A user's PATH often lacks the latter half.
-pub(crate) const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs programs of the system.
 pub trait Tools: Send + Sync {

@@ -34,6 +34,14 @@ impl PloopTables {
         }
     }
 
+    /// Limits the memory for cached tables.
+    pub(crate) fn with_cache_bytes(self, cache_bytes: u64) -> Self {
+        Self {
+            pages: Pages::new(Arc::clone(&self.file), cache_bytes),
+            ..self
+        }
+    }
+
     fn not_writable(&self, detail: &str) -> Error {
         Error::NotWritable {
             image: self.image.to_string(),

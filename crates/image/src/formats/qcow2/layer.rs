@@ -86,6 +86,15 @@ impl Qcow2Layer {
         })
     }
 
+    /// Limits the memory for cached tables and decompressed clusters.
+    pub(crate) fn with_cache_bytes(mut self, cache_bytes: u64) -> Self {
+        let cluster_cache_bytes = CLUSTER_CACHE_BYTES.min(cache_bytes / 4);
+        self.mapping
+            .limit_cache(L2_CACHE_BYTES.min(cache_bytes - cluster_cache_bytes));
+        self.clusters = SharedCache::new(cluster_cache_bytes);
+        self
+    }
+
     fn decompress(&self, cluster: &mut [u8], compressed: Compressed) -> Result<()> {
         let damaged = |detail: String| corrupt(&self.image, "compressed cluster", compressed.offset, detail);
         let end = compressed.offset + compressed.length_bytes;

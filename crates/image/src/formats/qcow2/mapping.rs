@@ -65,6 +65,11 @@ impl Mapping {
         })
     }
 
+    /// Limits the memory for cached tables, and drops those that are cached.
+    pub(crate) fn limit_cache(&mut self, cache_bytes: u64) {
+        self.cache = SharedCache::new(cache_bytes);
+    }
+
     /// The L2 table of L1 entry `index`, if there is one.
     pub(crate) fn table(&self, index: u64) -> Result<Option<Arc<L2Table>>> {
         if let Some(table) = self.changed.get(&index).or_else(|| self.storing.get(&index)) {

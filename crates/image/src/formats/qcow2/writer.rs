@@ -41,6 +41,11 @@ impl Qcow2Mut {
         })
     }
 
+    /// Reads the layer while it is not changed.
+    pub(crate) fn with_layer<T>(&self, read: impl FnOnce(&Qcow2Layer) -> Result<T>) -> Result<T> {
+        read(&self.state.read().unwrap_or_else(PoisonError::into_inner).layer)
+    }
+
     /// Prepares the first write.
     fn announce(&self) -> Result<()> {
         if !self.is_announced.load(Ordering::Acquire) {

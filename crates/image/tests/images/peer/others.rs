@@ -4,9 +4,11 @@
 
 #![expect(clippy::disallowed_methods, reason = "tests run the peers")]
 
+use std::cell::RefCell;
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use holdfast_image::Format;
 
@@ -61,15 +63,58 @@ impl Reader {
 
     fn run(self, format: Format, chain: &[&Path], lab: &Lab, place: &str) -> Result<(u64, Vec<u8>), String> {
         let target = lab.path("read-by-peer");
-        let output = Command::new(PYTHON)
-            .args([READ, self.name(), format.name(), path_text(&target), place])
-            .args(chain)
-            .output()
-            .unwrap_or_else(|error| panic!("these tests need {PYTHON}, which scripts/setup makes: {error}"));
-        if !output.status.success() {
-            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        let mut request = vec![self.name(), format.name(), path_text(&target), place];
+        request.extend(chain.iter().map(|image| path_text(image)));
+        let answer = READERS.with_borrow_mut(|readers| readers.get_or_insert_with(Readers::start).ask(&request));
+        match answer.trim_end().split_once('\t') {
+            Some(("size", size)) => Ok((size.parse().expect("a size"), fs::read(&target).unwrap())),
+            Some(("error", error)) => Err(error.to_owned()),
+            _ => panic!("read.py answers {answer:?}"),
         }
-        let size = String::from_utf8_lossy(&output.stdout);
-        Ok((size.trim().parse().expect("a size"), fs::read(&target).unwrap()))
+    }
+}
+
+thread_local! {
+    /// The readers of this test: libtest runs each test in a thread of its own.
+    static READERS: RefCell<Option<Readers>> = const { RefCell::new(None) };
+}
+
+/// A process of `read.py`.
+struct Readers {
+    process: Child,
+    requests: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Readers {
+    fn start() -> Self {
+        let started = Command::new(PYTHON)
+            .arg(READ)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn();
+        let mut process =
+            started.unwrap_or_else(|error| panic!("these tests need {PYTHON}, which scripts/setup makes: {error}"));
+        Self {
+            requests: process.stdin.take(),
+            answers: BufReader::new(process.stdout.take().unwrap()),
+            process,
+        }
+    }
+
+    fn ask(&mut self, request: &[&str]) -> String {
+        let line = request.join("\t") + "\n";
+        self.requests.as_mut().unwrap().write_all(line.as_bytes()).unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Readers {
+    /// The process ends with its input.
+    fn drop(&mut self) {
+        drop(self.requests.take());
+        self.process.wait().ok();
     }
 }

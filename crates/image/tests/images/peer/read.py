@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Reads a disk by programs that have nothing to do with Holdfast or QEMU, and writes what they read.
+"""Reads disks by programs that have nothing to do with Holdfast or QEMU, and writes what they read.
 
-    read.py PEER FORMAT TARGET WHERE IMAGE [PARENT ...]
+Each line of standard input is a request, with tabs between its words: PEER, FORMAT, TARGET, WHERE, IMAGE, and the parents
+of the image from the top down. PEER is dissect, libvhdi or libvmdk. WHERE is "all", or OFFSET:LENGTH,... of what is read;
+TARGET gets the bytes. The answer is a line: "size", a tab and the size of the disk; or "error", a tab and the error.
 
-PEER is dissect, libvhdi or libvmdk. The images are the chain from the top down. WHERE is "all", or OFFSET:LENGTH,... of
-what is read; TARGET gets the bytes, and standard output the size of the disk.
+The programs are loaded once, which takes longer than most reads. Each request is answered by a process of its own, so
+that no request depends on an earlier one.
 
 Known defects of these programs are worked around, and each workaround names its defect. These programs are the reference,
 not the subject of the test: they report with an exception what else they cannot read.
@@ -12,7 +14,15 @@ not the subject of the test: they report with an exception what else they cannot
 
 import os
 import sys
+import traceback
 from pathlib import Path
+
+import pyvhdi
+import pyvmdk
+from dissect.hypervisor.disk import qcow2, vhd, vmdk
+from dissect.hypervisor.disk.hdd import HDS
+from dissect.hypervisor.disk.vdi import VDI
+from dissect.hypervisor.disk.vhdx import VHDX
 
 MIB = 1 << 20
 
@@ -47,8 +57,6 @@ def of_stream(stream, size, step):
 
 
 def dissect_vdi(paths):
-    from dissect.hypervisor.disk.vdi import VDI
-
     stream = None
     for path in reversed(paths):
         image = VDI(path, parent=stream)
@@ -72,8 +80,6 @@ class InWholeBytes:
 
 
 def dissect_vhdx(paths):
-    from dissect.hypervisor.disk.vhdx import VHDX
-
     image = VHDX(paths[0])
     # Parents are found by the image itself.
     layer = image
@@ -86,8 +92,6 @@ def dissect_vhdx(paths):
 
 
 def dissect_hds(paths):
-    from dissect.hypervisor.disk.hdd import HDS
-
     stream = None
     for path in reversed(paths):
         stream = HDS(path.open("rb"), parent=stream)
@@ -96,8 +100,6 @@ def dissect_hds(paths):
 
 
 def dissect(disk_format, paths):
-    from dissect.hypervisor.disk import qcow2, vhd, vmdk
-
     if disk_format == "vdi":
         return dissect_vdi(paths)
     if disk_format == "vhdx":
@@ -120,8 +122,6 @@ def dissect(disk_format, paths):
 
 
 def libvhdi(_disk_format, paths):
-    import pyvhdi
-
     # 20210425: of a differing VHDX without bitmaps it takes the start of the file for one. What the tests write has them.
 
     chain = []
@@ -135,8 +135,6 @@ def libvhdi(_disk_format, paths):
 
 
 def libvmdk(_disk_format, paths):
-    import pyvmdk
-
     chain = []
     for path in reversed(paths):
         image = pyvmdk.handle()
@@ -155,9 +153,8 @@ def of_library(chain):
     return Device(chain[-1].media_size, MIB, lambda offset, length: chain[-1].read_buffer_at_offset(length, offset))
 
 
-def main():
-    peer, disk_format, target, where = sys.argv[1:5]
-    paths = [Path(word).resolve() for word in sys.argv[5:]]
+def read(peer, disk_format, target, where, *images):
+    paths = [Path(word).resolve() for word in images]
     peers = {"dissect": dissect, "libvhdi": libvhdi, "libvmdk": libvmdk}
     device = peers[peer](disk_format, paths)
     if where == "all":
@@ -168,7 +165,25 @@ def main():
         for offset, length in ranges:
             for at in range(offset, offset + length, 16 * MIB):
                 file.write(device.read(at, min(16 * MIB, offset + length - at)))
-    print(device.size)
+    return device.size
+
+
+def answer(words):
+    try:
+        return f"size\t{read(*words)}"
+    except Exception:
+        return f"error\t{traceback.format_exc()!r}"
+
+
+def main():
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            print(answer(line.rstrip("\n").split("\t")), flush=True)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status != 0:
+            print(f"error\tthe reader ended with status {status}", flush=True)
 
 
 main()

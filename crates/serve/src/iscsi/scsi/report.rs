@@ -7,21 +7,24 @@ use super::reply::truncated;
 use super::sense::{Failure, Sense};
 
 /// REPORT LUNS: the numbers of all units of the target.
-pub(super) fn luns(unit_count: usize, cdb: &Cdb) -> Result<Vec<u8>, Failure> {
+pub(super) fn luns(unit_numbers: &[u8], cdb: &Cdb) -> Result<Vec<u8>, Failure> {
     const WELL_KNOWN_ONLY: u8 = 1;
-    let count = match cdb.byte(2) {
-        0 | 2 => unit_count,
-        WELL_KNOWN_ONLY => 0,
+    let numbers = match cdb.byte(2) {
+        0 | 2 => unit_numbers,
+        WELL_KNOWN_ONLY => &[],
         _ => return Err(Sense::INVALID_FIELD_IN_CDB.into()),
     };
     let length = to_usize(u64::from(cdb.u32(6)));
     if length < 16 {
         return Err(Sense::INVALID_FIELD_IN_CDB.into());
     }
-    let mut data = u32::try_from(8 * count).unwrap_or(u32::MAX).to_be_bytes().to_vec();
+    let mut data = u32::try_from(8 * numbers.len())
+        .unwrap_or(u32::MAX)
+        .to_be_bytes()
+        .to_vec();
     data.extend([0; 4]);
-    for number in (0..=u8::MAX).take(count) {
-        data.extend([0, number, 0, 0, 0, 0, 0, 0]);
+    for number in numbers {
+        data.extend([0, *number, 0, 0, 0, 0, 0, 0]);
     }
     Ok(truncated(data, length))
 }

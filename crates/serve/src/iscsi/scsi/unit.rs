@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use holdfast_block::BlockDevice;
 
@@ -12,6 +12,7 @@ use super::cdb::BlockSpan;
 use super::mode::ModePages;
 use super::reservations::{ReservationEffects, Reservations};
 use super::sense::{Failure, Sense};
+use crate::registry::RegisteredExport;
 use crate::server::export_device::{Absent, ExportDevice};
 
 /// Longest transfer of one command.
@@ -23,6 +24,8 @@ const ATTENTION_COUNT_MAX: usize = 8;
 pub(crate) const POWER_ON: u16 = 0x2900;
 /// "Bus device reset function occurred".
 pub(crate) const DEVICE_RESET: u16 = 0x2903;
+/// "Reported LUNs data has changed".
+pub(crate) const LUNS_CHANGED: u16 = 0x3f0e;
 /// "Commands cleared by another initiator".
 pub(crate) const COMMANDS_CLEARED: u16 = 0x2f00;
 
@@ -79,6 +82,8 @@ pub struct LogicalUnit {
     state: Mutex<UnitState>,
     /// Commands that compare and write take it for writing, other writes for reading.
     pub(super) exclusive: RwLock<()>,
+    /// The export of the process that its initiators enter.
+    registered: Option<Arc<RegisteredExport>>,
 }
 
 /// The state that all initiators share.
@@ -135,7 +140,28 @@ impl LogicalUnit {
             options,
             state: Mutex::default(),
             exclusive: RwLock::default(),
+            registered: None,
         }
+    }
+
+    /// A unit on an export of a registry.
+    pub fn of(registered: &Arc<RegisteredExport>, options: UnitOptions) -> Self {
+        Self {
+            registered: Some(Arc::clone(registered)),
+            ..Self::new(registered.device(), options)
+        }
+    }
+
+    pub(crate) fn registered(&self) -> Option<&Arc<RegisteredExport>> {
+        self.registered.as_ref()
+    }
+
+    /// Tells all sessions of a unit attention condition.
+    pub(crate) fn attend_all(&self, code: u16) {
+        self.lock()
+            .sessions
+            .values_mut()
+            .for_each(|session| session.attend(code));
     }
 
     /// The size in bytes that initiators see.

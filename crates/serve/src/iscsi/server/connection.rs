@@ -1,29 +1,28 @@
 //! Serves one connection of an initiator: the login, then requests until the session ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-
-use holdfast_block::Clock;
 
 use super::super::frames::{Frames, SequenceNumbers};
 use super::super::login::{LoggedIn, RECEIVE_SEGMENT_BYTES};
 use super::super::nexus::Nexus;
 use super::super::pdu::{Digests, Parsed, parse};
 use super::super::session::{Directory, Exchange, Queued, ReadyTask, SessionInfo, Step, TargetSession, TaskOrder};
-use super::super::target::Target;
+use super::super::target::{EnteredSession, Target};
 use super::directory::KnownSession;
+use super::ending::SessionEnding;
 use super::event::{InitiatorGone, TargetEvent};
 use super::execution::{Execution, work_of};
 use super::login_phase::log_in;
 use super::shared::TargetShared;
-use crate::server::connections::{ConnectedClient, Protocol, ThreadNames};
+use crate::registry::{ClientEntry, ClientProtocol};
+use crate::server::client::{ConnectedClient, ServerCore};
+use crate::server::connections::{Protocol, ThreadNames};
 use crate::server::dispatch::{Dispatch, DispatchPolicy};
-use crate::server::limits::Limits;
-use crate::server::outbox::{Outbox, RequestCost, WorkerQuota};
+use crate::server::outbox::{Outbox, RequestCost};
 use crate::server::peer::Peer;
 use crate::server::receive::{ReceiveEnd, Receiver, Waiting};
-use crate::stream::SocketStream;
 
 /// Responses are sent when they reach this size, even if more requests wait.
 const BATCH_BYTES: usize = 256 << 10;
@@ -33,55 +32,17 @@ const PING_INTERVAL: Duration = Duration::from_secs(30);
 const PDU_BYTES_MAX: usize = (256 << 10) + 2048;
 const _: () = assert!(RECEIVE_SEGMENT_BYTES as usize + 48 + 4 * 255 + 8 <= PDU_BYTES_MAX);
 
-/// A connected initiator.
-#[derive(Clone)]
-pub(super) struct ConnectedInitiator {
-    peer: Arc<Peer>,
-    stream: Arc<SocketStream>,
-    outbox: Arc<Outbox<Frames>>,
-    has_entered: Arc<AtomicBool>,
-}
-
-impl ConnectedClient for ConnectedInitiator {
-    fn has_entered(&self) -> bool {
-        self.has_entered.load(Ordering::Relaxed)
-    }
-
-    fn is_busy(&self) -> bool {
-        !self.outbox.is_empty()
-    }
-}
+type ConnectedInitiator = ConnectedClient<Frames>;
 
 impl Protocol for TargetShared {
-    type Client = ConnectedInitiator;
+    type Reply = Frames;
     const THREAD_NAMES: ThreadNames = ThreadNames {
         listener: "iscsi-listener",
         connection: "iscsi-session",
     };
 
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn clock(&self) -> &dyn Clock {
-        &*self.clock
-    }
-
-    fn stop_flag(&self) -> &AtomicBool {
-        &self.is_stopping
-    }
-
-    fn client(&self, peer: Arc<Peer>, stream: Arc<SocketStream>) -> ConnectedInitiator {
-        let quota = WorkerQuota {
-            request_count_max: self.limits.request_count_max,
-            bytes_max: self.limits.request_bytes_max,
-        };
-        ConnectedInitiator {
-            peer,
-            outbox: Arc::new(Outbox::new(Arc::clone(&stream), quota)),
-            stream,
-            has_entered: Arc::default(),
-        }
+    fn core(&self) -> &ServerCore {
+        &self.core
     }
 
     fn serve(self: &Arc<Self>, client: &ConnectedInitiator) {
@@ -103,10 +64,10 @@ fn serve(shared: &Arc<TargetShared>, client: &ConnectedInitiator) {
         peer, stream, outbox, ..
     } = client;
     shared.events.target_event(&TargetEvent::Connected { peer });
-    let mut receiver = Receiver::new(Arc::clone(stream), Arc::clone(&shared.clock));
+    let mut receiver = Receiver::new(Arc::clone(stream), Arc::clone(&shared.core.clock));
     let reason = match log_in(shared, stream, &mut receiver) {
         Ok((logged_in, numbers)) => {
-            client.has_entered.store(true, Ordering::Relaxed);
+            client.enter();
             run_session(shared, client, receiver, &logged_in, numbers)
         }
         Err(reason) => {
@@ -116,7 +77,7 @@ fn serve(shared: &Arc<TargetShared>, client: &ConnectedInitiator) {
         }
     };
     let reason = match reason {
-        InitiatorGone::ByInitiator | InitiatorGone::Abandoned(_) if shared.is_stopping.load(Ordering::Relaxed) => {
+        InitiatorGone::ByInitiator | InitiatorGone::Abandoned(_) if shared.core.is_stopping() => {
             InitiatorGone::ByServer
         }
         reason => reason,
@@ -141,7 +102,9 @@ fn run_session(
         target: target.map(|target| target.name().to_owned()),
         stream: Arc::clone(&client.stream),
     };
-    shared.sessions.enter(logged_in.session_handle, known, &*shared.clock);
+    shared
+        .sessions
+        .enter(logged_in.session_handle, known, &*shared.core.clock);
     shared.events.target_event(&TargetEvent::LoggedIn {
         peer: &client.peer,
         initiator: &logged_in.initiator.name,
@@ -151,7 +114,17 @@ fn run_session(
         id: client.peer.connection,
         port: logged_in.initiator.clone(),
     };
-    let _entered = EnteredSession::enter(shared, target, nexus.clone(), logged_in.session_handle);
+    let exchange = Arc::new(Exchange::new(numbers));
+    let session = entered_session(shared, client, logged_in, &exchange);
+    let _place = SessionPlace {
+        shared,
+        target,
+        nexus: nexus.clone(),
+        handle: logged_in.session_handle,
+    };
+    if target.is_some_and(|target| !target.enter(session)) {
+        return InitiatorGone::TargetRemoved;
+    }
     let info = Arc::new(SessionInfo {
         nexus,
         target: logged_in.target.clone(),
@@ -161,13 +134,11 @@ fn run_session(
         targets: Arc::clone(&shared.targets),
         portal: portal.map_or_else(String::new, |address| address.to_string()),
     };
-    let exchange = Arc::new(Exchange::new(numbers));
     let parameters = logged_in.parameters;
     let session = TargetSession::new(info, exchange, parameters, logged_in.connection_id, directory);
     let connection = TargetConnection {
         shared: Arc::clone(shared),
-        peer: Arc::clone(&client.peer),
-        outbox: Arc::clone(&client.outbox),
+        client: client.clone(),
         dispatch: Arc::new(DispatchPolicy::new()),
         digests: parameters.digests,
         session,
@@ -181,32 +152,47 @@ fn run_session(
     reason
 }
 
-/// A session that has entered its units. It leaves them when it is dropped, even if its thread panics.
-struct EnteredSession<'a> {
+/// The session as its target knows it.
+fn entered_session(
+    shared: &TargetShared,
+    client: &ConnectedInitiator,
+    logged_in: &LoggedIn,
+    exchange: &Arc<Exchange>,
+) -> EnteredSession {
+    EnteredSession {
+        nexus: Nexus {
+            id: client.peer.connection,
+            port: logged_in.initiator.clone(),
+        },
+        entry: ClientEntry {
+            protocol: ClientProtocol::Iscsi,
+            peer: client.peer.name.clone(),
+            name: Some(logged_in.initiator.name.clone()),
+            since: shared.core.clock.now(),
+        },
+        ending: Arc::new(SessionEnding {
+            exchange: Arc::clone(exchange),
+            outbox: Arc::clone(&client.outbox),
+            stream: Arc::clone(&client.stream),
+            digests: logged_in.parameters.digests,
+            is_asked: AtomicBool::new(false),
+        }),
+    }
+}
+
+/// The place of a session in its target and among the sessions of the server. It is left when this is dropped, even if
+/// the thread of the session panics.
+struct SessionPlace<'a> {
     shared: &'a TargetShared,
     target: Option<&'a Arc<Target>>,
     nexus: Nexus,
     handle: u16,
 }
 
-impl<'a> EnteredSession<'a> {
-    fn enter(shared: &'a TargetShared, target: Option<&'a Arc<Target>>, nexus: Nexus, handle: u16) -> Self {
-        for unit in target.into_iter().flat_map(|target| target.units()) {
-            unit.enter(&nexus);
-        }
-        Self {
-            shared,
-            target,
-            nexus,
-            handle,
-        }
-    }
-}
-
-impl Drop for EnteredSession<'_> {
+impl Drop for SessionPlace<'_> {
     fn drop(&mut self) {
-        for unit in self.target.into_iter().flat_map(|target| target.units()) {
-            unit.leave(&self.nexus);
+        if let Some(target) = self.target {
+            target.leave(&self.nexus);
         }
         self.shared.sessions.remove(self.handle);
     }
@@ -215,8 +201,7 @@ impl Drop for EnteredSession<'_> {
 /// The receiving thread of a connection in the full feature phase.
 struct TargetConnection {
     shared: Arc<TargetShared>,
-    peer: Arc<Peer>,
-    outbox: Arc<Outbox<Frames>>,
+    client: ConnectedInitiator,
     dispatch: Arc<DispatchPolicy>,
     digests: Digests,
     session: TargetSession,
@@ -247,7 +232,7 @@ impl TargetConnection {
                 Parsed::Incomplete => break,
                 Parsed::Malformed(reason) => return Err(InitiatorGone::Malformed(reason)),
                 Parsed::Pdu(pdu, length) => {
-                    let mut queue = own_queue(&self.outbox, &mut self.unsent_bytes);
+                    let mut queue = own_queue(&self.client.outbox, &mut self.unsent_bytes);
                     (self.session.receive(&pdu, &mut queue), length)
                 }
             };
@@ -265,14 +250,14 @@ impl TargetConnection {
 
     fn receive(&mut self) -> Result<(), InitiatorGone> {
         let waiting = if self.receiver.bytes().is_empty() {
-            Waiting::ForNext(Some(PING_INTERVAL.min(self.shared.limits.stall)))
+            Waiting::ForNext(Some(PING_INTERVAL.min(self.shared.core.limits().stall)))
         } else {
-            Waiting::ForRest(self.shared.limits.stall)
+            Waiting::ForRest(self.shared.core.limits().stall)
         };
         match self.receiver.fill(PDU_BYTES_MAX, waiting) {
             Ok(()) => Ok(()),
             Err(ReceiveEnd::Idle) => {
-                let mut queue = own_queue(&self.outbox, &mut self.unsent_bytes);
+                let mut queue = own_queue(&self.client.outbox, &mut self.unsent_bytes);
                 if self.session.ping(&mut queue) {
                     Ok(())
                 } else {
@@ -289,9 +274,9 @@ impl TargetConnection {
             self.starved_since = None;
             return Ok(());
         }
-        let now = self.shared.clock.now();
+        let now = self.shared.core.clock.now();
         let since = *self.starved_since.get_or_insert(now);
-        if now.saturating_sub(since) > self.shared.limits.stall {
+        if now.saturating_sub(since) > self.shared.core.limits().stall {
             return Err(InitiatorGone::Abandoned(
                 "the initiator does not send the data that it announced",
             ));
@@ -326,16 +311,16 @@ impl TargetConnection {
     /// that completes them. They are granted more when one of them is complete.
     fn grant_memory(&mut self) -> Result<(), InitiatorGone> {
         while let Some(wanted) = self.session.wanted_memory() {
-            let lease = match self.shared.budget.try_take(wanted.bytes) {
+            let lease = match self.shared.core.budget().try_take(self.client.key.origin, wanted.bytes) {
                 Some(lease) => lease,
                 None if self.session.holds_memory() => return Ok(()),
                 None => {
                     self.send()?;
-                    self.shared.budget.take(wanted.bytes)
+                    self.shared.core.budget().take(self.client.key.origin, wanted.bytes)
                 }
             };
             let step = {
-                let mut queue = own_queue(&self.outbox, &mut self.unsent_bytes);
+                let mut queue = own_queue(&self.client.outbox, &mut self.unsent_bytes);
                 self.session.grant(wanted.task_tag, lease, &mut queue)
             };
             self.take_step(step)?;
@@ -346,14 +331,14 @@ impl TargetConnection {
     fn execute(&mut self, task: ReadyTask) -> Result<(), InitiatorGone> {
         if task.command.order == TaskOrder::Ordered {
             self.send()?;
-            self.outbox.wait_until_empty();
+            self.client.outbox.wait_until_empty();
         }
         let work = work_of(&task);
         let is_inline = work.is_none_or(|work| self.dispatch.choose(work.class) == Dispatch::Inline);
         let execution = Execution {
-            clock: Arc::clone(&self.shared.clock),
+            clock: Arc::clone(&self.shared.core.clock),
             events: Arc::clone(&self.shared.events),
-            peer: Arc::clone(&self.peer),
+            peer: Arc::clone(&self.client.peer),
             info: Arc::clone(&self.session.info),
             dispatch: Arc::clone(&self.dispatch),
             work,
@@ -363,7 +348,7 @@ impl TargetConnection {
             let frames = execution.run(&task);
             let mut lease = task.lease;
             let unsent_bytes = &mut self.unsent_bytes;
-            let outbox = &self.outbox;
+            let outbox = &self.client.outbox;
             exchange.complete(task.command.task_tag, frames, &mut |queued| match queued {
                 Queued::OfTask(frames) => {
                     *unsent_bytes += frames.len();
@@ -377,12 +362,11 @@ impl TargetConnection {
             return Ok(());
         }
         let bytes = task.byte_count();
-        if !self.outbox.has_room(bytes) {
+        if !self.client.outbox.has_room(bytes) {
             self.send()?;
         }
-        self.outbox.admit(bytes);
-        let outbox = Arc::clone(&self.outbox);
-        let connection = self.peer.connection;
+        self.client.outbox.admit(bytes);
+        let outbox = Arc::clone(&self.client.outbox);
         let run = move || {
             let frames = execution.run(&task);
             let mut cost = Some(RequestCost {
@@ -399,13 +383,13 @@ impl TargetConnection {
             );
             outbox.send_ready();
         };
-        self.shared.workers.submit(connection, Box::new(run));
+        self.shared.core.workers().submit(self.client.key, Box::new(run));
         Ok(())
     }
 
     fn send(&mut self) -> Result<(), InitiatorGone> {
         self.unsent_bytes = 0;
-        self.outbox.send(&[]).map_err(|error| match error.kind() {
+        self.client.outbox.send(&[]).map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => InitiatorGone::Abandoned("the initiator does not take its responses"),
             _ => InitiatorGone::Io(error),
         })

@@ -19,6 +19,8 @@ pub enum InitiatorGone {
     ByServer,
     /// Another session of the same initiator took the place of this one, or the target was reset.
     Replaced,
+    /// The target was removed during the login.
+    TargetRemoved,
     /// The login failed.
     LoginFailed(&'static str),
     /// The initiator closed its end in the middle of a message, or took too long.

@@ -1,7 +1,6 @@
 //! Runs the login of a connection within its time limit.
 
 use std::cell::Cell;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::super::frames::{Frames, SequenceNumbers};
@@ -23,20 +22,20 @@ pub(super) fn log_in(
     stream: &SocketStream,
     receiver: &mut Receiver,
 ) -> Result<(LoggedIn, SequenceNumbers), InitiatorGone> {
-    let deadline = shared.clock.now() + shared.limits.handshake;
+    let deadline = shared.core.clock.now() + shared.core.limits().handshake;
     let mut random = [0; CHALLENGE_BYTES + 1];
     shared.randomness.fill(&mut random).map_err(InitiatorGone::Io)?;
     let (challenge, identifier) = random.split_first_chunk().unwrap_or((&[0; CHALLENGE_BYTES], &[]));
     let has_session = |handle| shared.sessions.contains(handle);
     let reserved = Cell::new(None);
     let new_session = || {
-        if !shared.is_stopping.load(Ordering::Relaxed) {
+        if !shared.core.is_stopping() {
             reserved.set(shared.sessions.reserve());
         }
         reserved.get()
     };
     let context = LoginContext {
-        targets: &shared.targets,
+        targets: &shared.targets.list(),
         authentication: &shared.authentication,
         has_session: &has_session,
         new_session: &new_session,

@@ -42,8 +42,7 @@ impl TargetSession {
             .info
             .target
             .as_ref()
-            .and_then(|target| target.unit(pdu.header.lun()))
-            .cloned();
+            .and_then(|target| target.unit(pdu.header.lun()));
         let outcome = match (function, &unit) {
             (ABORT_TASK, _) => return self.abort_task(pdu, queue),
             (ABORT_TASK_SET | CLEAR_TASK_SET | UNIT_RESET, None) => FunctionOutcome::NoSuchUnit,

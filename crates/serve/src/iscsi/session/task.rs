@@ -130,7 +130,7 @@ impl ReadyTask {
                 target_name: target.name(),
                 portal_group: PORTAL_GROUP,
             },
-            unit_count: target.units().len(),
+            unit_numbers: &target.unit_numbers(),
             cdb: &command.cdb,
             data: &self.data,
             offered: match command.expected {

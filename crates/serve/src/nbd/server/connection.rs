@@ -1,9 +1,8 @@
 //! Serves one connection: the handshake, then requests until the connection ends.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use holdfast_block::{Clock, Error as DeviceError};
+use holdfast_block::Error as DeviceError;
 
 use super::event::{Closed, Event, EventSink};
 use super::execute::Executor;
@@ -15,14 +14,15 @@ use super::request_context::RequestContext;
 use super::tls_policy::TlsPolicy;
 use super::work::work_of;
 use crate::nbd::wire::{ErrorNumber, RequestHeader};
-use crate::server::budget::{Budget, Lease};
-use crate::server::connections::{ConnectedClient, Protocol, ThreadNames};
+use crate::registry::{ClientEnding, ClientEntry, ClientProtocol};
+use crate::server::budget::Lease;
+use crate::server::client::{ConnectedClient, ServerCore};
+use crate::server::connections::{Protocol, ThreadNames};
 use crate::server::dispatch::{Dispatch, DispatchPolicy};
 use crate::server::limits::Limits;
-use crate::server::outbox::{Outbox, RequestCost, WorkerQuota};
+use crate::server::outbox::{Outbox, RequestCost};
 use crate::server::peer::Peer;
 use crate::server::receive::{Receiver, Waiting};
-use crate::server::workers::Workers;
 use crate::stream::SocketStream;
 
 /// Replies are sent when they reach this size, even if more requests wait: the peer can process them meanwhile.
@@ -30,73 +30,29 @@ const BATCH_BYTES: usize = 256 << 10;
 
 /// State that all connections of a server share.
 pub(crate) struct ServerShared {
+    pub(crate) core: ServerCore,
     pub(crate) exports: Arc<dyn Exports>,
-    pub(crate) limits: Limits,
     pub(crate) tls: TlsPolicy,
-    pub(crate) clock: Arc<dyn Clock>,
     pub(crate) events: Arc<dyn EventSink>,
-    pub(crate) workers: Workers,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) is_stopping: AtomicBool,
 }
 
 impl ServerShared {
-    fn is_stopping(&self) -> bool {
-        // Relaxed: seeing the change late has the same effect as a request that arrived slightly earlier.
-        self.is_stopping.load(Ordering::Relaxed)
+    fn limits(&self) -> &Limits {
+        self.core.limits()
     }
 }
 
-/// A connected client.
-#[derive(Clone)]
-pub(crate) struct Client {
-    peer: Arc<Peer>,
-    stream: Arc<SocketStream>,
-    outbox: Arc<Outbox<ReplyBuffer>>,
-    /// Whether the handshake is complete.
-    has_entered: Arc<AtomicBool>,
-}
-
-impl ConnectedClient for Client {
-    fn has_entered(&self) -> bool {
-        self.has_entered.load(Ordering::Relaxed)
-    }
-
-    fn is_busy(&self) -> bool {
-        !self.outbox.is_empty()
-    }
-}
+type Client = ConnectedClient<ReplyBuffer>;
 
 impl Protocol for ServerShared {
-    type Client = Client;
+    type Reply = ReplyBuffer;
     const THREAD_NAMES: ThreadNames = ThreadNames {
         listener: "nbd-listener",
         connection: "nbd-connection",
     };
 
-    fn limits(&self) -> &Limits {
-        &self.limits
-    }
-
-    fn clock(&self) -> &dyn Clock {
-        &*self.clock
-    }
-
-    fn stop_flag(&self) -> &AtomicBool {
-        &self.is_stopping
-    }
-
-    fn client(&self, peer: Arc<Peer>, stream: Arc<SocketStream>) -> Client {
-        let quota = WorkerQuota {
-            request_count_max: self.limits.request_count_max,
-            bytes_max: self.limits.request_bytes_max,
-        };
-        Client {
-            peer,
-            outbox: Arc::new(Outbox::new(Arc::clone(&stream), quota)),
-            stream,
-            has_entered: Arc::default(),
-        }
+    fn core(&self) -> &ServerCore {
+        &self.core
     }
 
     fn serve(self: &Arc<Self>, client: &Client) {
@@ -118,16 +74,16 @@ fn serve(shared: &Arc<ServerShared>, client: &Client) {
         peer, stream, outbox, ..
     } = client;
     shared.events.event(&Event::Connected { peer });
-    let mut receiver = Receiver::new(Arc::clone(stream), Arc::clone(&shared.clock));
+    let mut receiver = Receiver::new(Arc::clone(stream), Arc::clone(&shared.core.clock));
     let reason = match run_handshake(shared, stream, &mut receiver, peer) {
         Ok(session) => {
-            client.has_entered.store(true, Ordering::Relaxed);
-            transmit(shared, receiver, outbox, peer, session)
+            client.enter();
+            transmit(shared, receiver, client, session)
         }
         Err(reason) => reason,
     };
     let reason = match reason {
-        Closed::ByClient | Closed::Abandoned(_) if shared.is_stopping() => Closed::ByServer,
+        Closed::ByClient | Closed::Abandoned(_) if shared.core.is_stopping() => Closed::ByServer,
         reason => reason,
     };
     // The connection counts until the workers have finished its requests: a client gains nothing by reconnecting to
@@ -144,7 +100,7 @@ fn run_handshake(
     receiver: &mut Receiver,
     peer: &Peer,
 ) -> Result<Session, Closed> {
-    let deadline = shared.clock.now() + shared.limits.handshake;
+    let deadline = shared.core.clock.now() + shared.limits().handshake;
     let mut handshake = ServerHandshake::new(shared.tls.mode());
     let mut output = Vec::new();
     ServerHandshake::greet(&mut output);
@@ -154,7 +110,7 @@ fn run_handshake(
     loop {
         let server = ServerState {
             exports: &*shared.exports,
-            is_stopping: shared.is_stopping(),
+            is_stopping: shared.core.is_stopping(),
             on_error: &on_error,
         };
         let (used, progress) = handshake.step(receiver.bytes(), server, &mut output);
@@ -179,41 +135,57 @@ fn run_handshake(
     }
 }
 
-fn transmit(
-    shared: &Arc<ServerShared>,
-    receiver: Receiver,
-    outbox: &Arc<Outbox<ReplyBuffer>>,
-    peer: &Arc<Peer>,
-    session: Session,
-) -> Closed {
+fn transmit(shared: &Arc<ServerShared>, receiver: Receiver, client: &Client, session: Session) -> Closed {
+    let peer = &client.peer;
     let export = session.export.name();
+    let ending = Arc::new(ClientEnding::new(Arc::clone(&client.stream)));
+    let entry = || ClientEntry {
+        protocol: ClientProtocol::Nbd,
+        peer: peer.name.clone(),
+        name: None,
+        since: shared.core.clock.now(),
+    };
+    let registered = session.export.registered().cloned();
+    let entered = registered.map(|export| export.enter(entry(), Arc::clone(&ending) as _));
+    if entered.as_ref().is_some_and(Option::is_none) {
+        return Closed::ByServer;
+    }
     shared.events.event(&Event::Entered { peer, export });
     let transmission = Transmission {
         shared: Arc::clone(shared),
-        outbox: Arc::clone(outbox),
+        client: client.clone(),
         context: Arc::new(RequestContext {
-            clock: Arc::clone(&shared.clock),
+            clock: Arc::clone(&shared.core.clock),
             events: Arc::clone(&shared.events),
             peer: Arc::clone(peer),
-            executor: Executor::new(session, Arc::clone(&shared.clock)),
+            executor: Executor::new(session, Arc::clone(&shared.core.clock)),
             dispatch: DispatchPolicy::new(),
         }),
         receiver,
         replies: ReplyBuffer::default(),
         payload: ReplyBuffer::default(),
+        ending: Arc::clone(&ending),
     };
-    transmission.run()
+    let closed = transmission.run();
+    // The client uses the export until its last request has ended.
+    client.outbox.wait_until_empty();
+    drop(entered);
+    match closed {
+        Closed::ByClient | Closed::Abandoned(_) if ending.is_ending() => Closed::ByServer,
+        closed => closed,
+    }
 }
 
 /// The receiving thread of a connection in the transmission phase.
 struct Transmission {
     shared: Arc<ServerShared>,
-    outbox: Arc<Outbox<ReplyBuffer>>,
+    client: Client,
     context: Arc<RequestContext>,
     receiver: Receiver,
     replies: ReplyBuffer,
     /// The payload of a write that is larger than the receive buffer.
     payload: ReplyBuffer,
+    ending: Arc<ClientEnding>,
 }
 
 impl Transmission {
@@ -244,7 +216,7 @@ impl Transmission {
             }
         }
         self.send()?;
-        let limits = &self.shared.limits;
+        let limits = self.shared.limits();
         let waiting = if self.receiver.bytes().is_empty() {
             Waiting::ForNext(limits.idle)
         } else {
@@ -256,8 +228,10 @@ impl Transmission {
     fn take_request(&mut self, header: &RequestHeader) -> Result<(), Closed> {
         let terms = &self.context.executor.session.terms;
         let payload_length = payload_bytes(header, terms.style);
-        let verdict = if self.shared.is_stopping() {
-            refuse_for_stop(validate(header, terms))
+        let verdict = if self.shared.core.is_stopping() {
+            refuse(validate(header, terms), "the server is being stopped")
+        } else if self.ending.is_ending() {
+            refuse(validate(header, terms), "the export was removed")
         } else {
             validate(header, terms)
         };
@@ -272,7 +246,7 @@ impl Transmission {
                 if payload_length > self.receiver.bytes().len() as u64 {
                     self.send()?;
                 }
-                Ok(self.receiver.skip(payload_length, self.shared.limits.stall)?)
+                Ok(self.receiver.skip(payload_length, self.shared.limits().stall)?)
             }
             Verdict::Disconnect => Err(Closed::ByClient),
             Verdict::End(reason) => Err(Closed::Malformed(reason)),
@@ -296,17 +270,17 @@ impl Transmission {
 
     /// Takes memory for a request. If it has to wait, it sends pending replies first.
     fn lease(&mut self, bytes: u64) -> Result<Lease, Closed> {
-        if let Some(lease) = self.shared.budget.try_take(bytes) {
+        if let Some(lease) = self.shared.core.budget().try_take(self.client.key.origin, bytes) {
             return Ok(lease);
         }
         self.send()?;
-        Ok(self.shared.budget.take(bytes))
+        Ok(self.shared.core.budget().take(self.client.key.origin, bytes))
     }
 
     fn execute_here(&mut self, request: &Request, length: usize) -> Result<(), Closed> {
         if length <= self.receiver.bytes().len() {
             let payload = &self.receiver.bytes()[..length];
-            let outbox = &self.outbox;
+            let outbox = &self.client.outbox;
             let mut drain = |replies: &mut ReplyBuffer| {
                 // The next send reports a closed peer.
                 outbox.send(replies.as_slice()).unwrap_or_default();
@@ -320,7 +294,7 @@ impl Transmission {
         // Pending replies must not wait for the rest of this request.
         self.send()?;
         let payload = self.payload.space(length);
-        self.receiver.take_payload(payload, self.shared.limits.stall)?;
+        self.receiver.take_payload(payload, self.shared.limits().stall)?;
         self.context
             .execute(request, self.payload.as_slice(), &mut self.replies, None);
         self.payload.clear();
@@ -330,10 +304,10 @@ impl Transmission {
     /// Gives a request to a worker; waits for quota if necessary.
     fn hand_over(&mut self, request: &Request, payload_length: usize) -> Result<(), Closed> {
         let bytes = answer_length(request) + payload_length as u64;
-        if payload_length > self.receiver.bytes().len() || !self.outbox.has_room(bytes) {
+        if payload_length > self.receiver.bytes().len() || !self.client.outbox.has_room(bytes) {
             self.send()?;
         }
-        let request_count = self.outbox.admit(bytes);
+        let request_count = self.client.outbox.admit(bytes);
         let lease = if request_count == 1 && bytes <= Limits::SMALL_BYTES {
             Ok(None)
         } else {
@@ -343,7 +317,7 @@ impl Transmission {
         let (lease, received) = match lease {
             Ok(lease) => {
                 payload.resize(payload_length, 0);
-                let stall = self.shared.limits.stall;
+                let stall = self.shared.limits().stall;
                 (
                     lease,
                     self.receiver.take_payload(&mut payload, stall).map_err(Closed::from),
@@ -353,11 +327,11 @@ impl Transmission {
         };
         let cost = RequestCost { bytes, lease };
         if let Err(reason) = received {
-            self.outbox.abort(cost);
+            self.client.outbox.abort(cost);
             return Err(reason);
         }
         let context = Arc::clone(&self.context);
-        let outbox = Arc::clone(&self.outbox);
+        let outbox = Arc::clone(&self.client.outbox);
         let request = *request;
         let mut pending = PendingReply {
             outbox,
@@ -374,7 +348,7 @@ impl Transmission {
                 pending.outbox.deliver(reply, cost);
             }
         };
-        self.shared.workers.submit(self.context.peer.connection, Box::new(task));
+        self.shared.core.workers().submit(self.client.key, Box::new(task));
         Ok(())
     }
 
@@ -382,7 +356,7 @@ impl Transmission {
         if self.replies.is_empty() {
             return Ok(());
         }
-        let sent = self.outbox.send(self.replies.as_slice());
+        let sent = self.client.outbox.send(self.replies.as_slice());
         self.replies.clear();
         sent.map_err(|error| match error.kind() {
             std::io::ErrorKind::WouldBlock => Closed::Abandoned("the client does not take its replies"),
@@ -417,11 +391,11 @@ impl Drop for PendingReply {
 
 /// "The error value issued in respect of these requests and any subsequently received requests SHOULD be
 /// NBD_ESHUTDOWN."
-fn refuse_for_stop(verdict: Verdict) -> Verdict {
+fn refuse(verdict: Verdict, reason: &'static str) -> Verdict {
     match verdict {
         Verdict::Accept(_) => Verdict::Refuse(RequestError {
             error: ErrorNumber::ESHUTDOWN,
-            reason: "the server is being stopped",
+            reason,
         }),
         verdict => verdict,
     }

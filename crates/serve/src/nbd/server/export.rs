@@ -6,6 +6,7 @@ use std::sync::Arc;
 use holdfast_block::DirtyBitmap;
 
 use crate::nbd::wire::{ExportFlags, HeaderStyle, PAYLOAD_BYTES_MAX, STRING_BYTES_MAX};
+use crate::registry::{RegisteredExport, Registry};
 use crate::server::export_device::{Absent, ExportDevice};
 
 /// Prefix of the metadata contexts that hold dirty bitmaps, as QEMU names them (docs/interop/nbd.rst).
@@ -32,6 +33,8 @@ pub struct Export {
     bitmaps: Vec<(String, Arc<DirtyBitmap>)>,
     absent: Absent,
     zero_speed: ZeroSpeed,
+    /// The export of the process that its clients enter.
+    registered: Option<Arc<RegisteredExport>>,
 }
 
 impl Export {
@@ -44,6 +47,17 @@ impl Export {
             bitmaps: Vec::new(),
             absent: Absent::default(),
             zero_speed: ZeroSpeed::default(),
+            registered: None,
+        }
+    }
+
+    /// The export of a registry, under the same name.
+    pub fn of(registered: &Arc<RegisteredExport>) -> Self {
+        Self {
+            registered: Some(Arc::clone(registered)),
+            ..Self::new(registered.name(), registered.device())
+                .with_description(registered.description())
+                .with_absent(registered.absent())
         }
     }
 
@@ -80,6 +94,10 @@ impl Export {
     /// The name that clients request.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    pub(crate) fn registered(&self) -> Option<&Arc<RegisteredExport>> {
+        self.registered.as_ref()
     }
 
     pub(crate) fn description(&self) -> &str {
@@ -206,5 +224,26 @@ impl Exports for FixedExports {
         let named = self.exports.iter().find(|export| export.name == name);
         let default = || self.exports.first().filter(|_| name.is_empty());
         Ok(named.or_else(default).cloned())
+    }
+}
+
+/// The exports change while the server runs; the oldest one is also the default export.
+impl Exports for Registry {
+    fn list(&self) -> Vec<ExportEntry> {
+        let exports = self.exports().into_iter().filter(|export| !export.is_removed());
+        let entry = |export: Arc<RegisteredExport>| ExportEntry {
+            name: export.name().to_owned(),
+            description: export.description().to_owned(),
+        };
+        exports.map(entry).collect()
+    }
+
+    fn open(&self, name: &str) -> holdfast_block::Result<Option<Arc<Export>>> {
+        let found = if name.is_empty() {
+            self.exports().into_iter().find(|export| !export.is_removed())
+        } else {
+            self.find(name).filter(|export| !export.is_removed())
+        };
+        Ok(found.map(|export| Arc::new(Export::of(&export))))
     }
 }

@@ -10,6 +10,7 @@ mod devices;
 mod exports;
 mod limits;
 mod option_cases;
+mod registry;
 mod request_cases;
 mod tls;
 

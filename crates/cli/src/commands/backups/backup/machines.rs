@@ -12,7 +12,7 @@ use super::BackupArgs;
 use super::machines_done::{Failed, LeftOut, MachineDone, MachinesDone};
 use super::planned::{BackupsPlanned, PlannedDocument, Turn};
 use super::reading::{ReadingArgs, ReadingOptions};
-use super::{of_pools, of_virtualbox};
+use super::{of_containers, of_pools, of_virtualbox};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -77,6 +77,23 @@ impl MachineBackupArgs {
         }
     }
 
+    /// Returns an error if options are used that do not apply to containers.
+    pub(super) fn refuse_options_of_containers(&self) -> Result<(), Error> {
+        let given = [
+            (!self.include.is_empty(), "--include"),
+            (!self.exclude.is_empty(), "--exclude"),
+            (self.with_memory.is_some(), "--with-memory"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        match first.or_else(|| self.reading.not_of_containers()) {
+            Some(option) => Err(Error::usage(
+                format!("{option} does not apply to containers"),
+                "remove the option, or back up the containers with a command of their own",
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// The selected disks of a machine.
     pub(super) fn disks(&self) -> DiskChoice {
         DiskChoice {
@@ -114,6 +131,7 @@ pub(super) fn run(
     wish.words = apart.others;
     let boxes = of_virtualbox::choose(&place, &apart.of_virtualbox, args, context)?;
     let of_pools = of_pools::choose(&apart.of_pools, args, context)?;
+    let containers = of_containers::choose(&apart.containers, args, context)?;
     let is_asked = !wish.words.is_empty() || wish.everything == Everything::Wanted;
     let Choice { chosen, mut left_out } = if is_asked {
         hypervisors.choose(&wish)?
@@ -121,7 +139,7 @@ pub(super) fn run(
         Choice::default()
     };
     left_out.extend(boxes.left_out);
-    let machine_count = chosen.len() + boxes.chosen.len() + of_pools.count();
+    let machine_count = chosen.len() + boxes.chosen.len() + of_pools.count() + containers.len();
     if args.machine.is_some() && machine_count > 1 {
         return Err(Error::usage(
             "--machine names one machine, and there are several",
@@ -129,18 +147,7 @@ pub(super) fn run(
         ));
     }
     let repository = context.open_repository()?;
-    let mut turns = Turns {
-        context,
-        machine_count,
-        begun_count: 0,
-        done: Vec::new(),
-        planned: Vec::new(),
-        failed: Vec::new(),
-    };
-    let left_out_machines = left_out
-        .into_iter()
-        .map(|(name, reason)| LeftOut::new(name, reason))
-        .collect();
+    let mut turns = Turns::new(context, machine_count);
     for one in &chosen {
         turns.take(&one.said, || {
             back_up(one, args, snapshot, &hypervisors, &repository, context)
@@ -159,14 +166,12 @@ pub(super) fn run(
             of_pools::back_up(one, args, snapshot, &repository, context)
         })?;
     }
-    if args.dry_run {
-        return context.report(&BackupsPlanned::new(turns.planned, turns.failed, left_out_machines));
+    for one in &containers {
+        turns.take(&one.folder.display().to_string(), || {
+            of_containers::back_up(one, args, snapshot, &repository, context)
+        })?;
     }
-    context.report(&MachinesDone {
-        machines: turns.done,
-        failed: turns.failed,
-        left_out_machines,
-    })
+    turns.report(args, left_out)
 }
 
 /// State of a command that backs up several machines one after another.
@@ -179,7 +184,33 @@ struct Turns<'a> {
     failed: Vec<Failed>,
 }
 
-impl Turns<'_> {
+impl<'a> Turns<'a> {
+    fn new(context: &'a Context, machine_count: usize) -> Self {
+        Self {
+            context,
+            machine_count,
+            begun_count: 0,
+            done: Vec::new(),
+            planned: Vec::new(),
+            failed: Vec::new(),
+        }
+    }
+
+    /// Reports what was done, or planned; `left_out` are machines that were not chosen, with the reason.
+    fn report(self, args: &BackupArgs, left_out: Vec<(String, &'static str)>) -> Result<Exit, Error> {
+        let left_out = left_out.into_iter();
+        let left_out_machines = left_out.map(|(name, reason)| LeftOut::new(name, reason)).collect();
+        if args.dry_run {
+            let planned = BackupsPlanned::new(self.planned, self.failed, left_out_machines);
+            return self.context.report(&planned);
+        }
+        self.context.report(&MachinesDone {
+            machines: self.done,
+            failed: self.failed,
+            left_out_machines,
+        })
+    }
+
     /// Backs up the next machine. Its error ends the command only if it is the only machine, or if the command was
     /// interrupted.
     fn take(&mut self, said: &str, back_up: impl FnOnce() -> Result<Turn, Error>) -> Result<(), Error> {

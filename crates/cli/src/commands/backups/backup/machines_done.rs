@@ -1,5 +1,7 @@
 //! The report of `holdfast backup` about machines.
 
+mod container;
+
 use std::time::Duration;
 
 use holdfast_engine::{
@@ -26,7 +28,7 @@ pub(super) struct MachinesDone {
 #[derive(Debug, Serialize)]
 pub(super) struct MachineDone {
     snapshot: SnapshotDocument,
-    /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot"; for a pool of XenServer "nbd", "vhd" or "raw".
+    /// "filter", "reflink", "overlay", "pause", "images" or "virtualbox-snapshot"; for a pool of XenServer "nbd", "vhd" or "raw"; "container-snapshot".
     method: &'static str,
     /// The reason for the method, in words.
     method_reason: String,
@@ -67,6 +69,7 @@ enum How {
     Qemu(Method),
     VirtualBox,
     Pool,
+    Container,
 }
 
 /// How a machine was read: the method, its name, and the reason.
@@ -116,6 +119,7 @@ impl DiskDone {
             (None, How::Qemu(Method::Snapshot)) => {
                 format!("read what lies elsewhere than in the host snapshot before, {dirty}")
             }
+            (None, How::Container) => format!("read what the layers since the backup before contain, {dirty}"),
             (None, How::Pool) => format!("read what the pool says has changed, {dirty}"),
             (None, _) => format!("read what the bitmap names, {dirty}"),
         }
@@ -282,6 +286,7 @@ impl MachineDone {
             How::Qemu(method) => self.human_of_qemu(method, page),
             How::VirtualBox => self.human_of_virtualbox(page),
             How::Pool => self.human_of_pool(page),
+            How::Container => self.human_of_container(page),
         }
         for line in self.load.lines() {
             page.line(&line);

@@ -117,6 +117,16 @@ impl ReadingArgs {
         first.or_else(|| self.limits.of_guests())
     }
 
+    /// The first option that was given and does not apply to containers.
+    pub(super) fn not_of_containers(&self) -> Option<&'static str> {
+        let given = [
+            (self.scratch.is_some(), "--scratch"),
+            (self.method.is_some(), "--method"),
+        ];
+        let first = given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name);
+        first.or_else(|| self.limits.of_guests())
+    }
+
     /// The first option that was given, for error messages.
     pub(crate) fn given(&self) -> Option<&'static str> {
         let given = [

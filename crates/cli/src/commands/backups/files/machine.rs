@@ -1,6 +1,6 @@
 //! `holdfast files-machine`: becomes the QEMU of an appliance. The `files` verbs start it.
 
-use holdfast_host::appliance::become_machine;
+use holdfast_appliance::become_machine;
 
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;

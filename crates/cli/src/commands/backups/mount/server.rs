@@ -105,16 +105,21 @@ pub(super) fn in_foreground(
     Ok(printed?.with_warning_count(context.console().warnings().len()))
 }
 
-/// Starts a process that serves the files, and returns when they can be read.
-pub(super) fn in_background(
-    content: &MountContent,
+/// Starts a process that serves the files of `snapshot`, an id with or without a disk, in `folder`, and returns when they
+/// can be read. Returns an exit if it has ended; it has reported its error.
+pub(in crate::commands::backups) fn serve_snapshot_in_background(
+    repository: &Repository,
+    snapshot: &str,
     folder: &Path,
-    args: &MountArgs,
     context: &Context,
-) -> Result<Exit, Error> {
+) -> Result<Option<Exit>, Error> {
+    let mut words = server_words(folder, context)?;
+    words.extend(["--snapshot".into(), snapshot.into()]);
+    context.serve_in_background(words, folder, Some(paper_key(repository).text()))
+}
+
+fn server_words(folder: &Path, context: &Context) -> Result<Vec<OsString>, Error> {
     let location = context.location()?;
-    let repository = context.open_repository()?;
-    let mounted = find(&repository, content, context)?;
     let path = std::path::absolute(location.path()).map_err(|source| Error::File {
         action: "look at",
         path: location.path().to_owned(),
@@ -122,6 +127,19 @@ pub(super) fn in_background(
     })?;
     let mut words: Vec<OsString> = vec!["mount-server".into(), "--folder".into(), folder.into()];
     words.extend(["--repository".into(), path.into()]);
+    Ok(words)
+}
+
+/// Starts a process that serves the files, and returns when they can be read.
+pub(super) fn in_background(
+    content: &MountContent,
+    folder: &Path,
+    args: &MountArgs,
+    context: &Context,
+) -> Result<Exit, Error> {
+    let repository = context.open_repository()?;
+    let mounted = find(&repository, content, context)?;
+    let mut words = server_words(folder, context)?;
     if let (MountContent::Snapshot(name), Some(id)) = (content, mounted.snapshot) {
         // The id stays that of the snapshot that was found, also if a newer one is made meanwhile.
         let disk = name.disk.as_ref().map(|disk| format!(":{disk}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `holdfast serve iscsi`: serves disks of snapshots as logical units of iSCSI targets.
+//! `holdfast serve iscsi`: serves disks as logical units of iSCSI targets.
 
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -7,14 +7,16 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_engine::{ServeTargetsRequest, ServedUnit, SnapshotName, serve_targets};
+use holdfast_engine::{IscsiOptions, ServeAddress, UnitRules};
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
 use holdfast_serve::iscsi::{
     Authentication, ChapSecret, ChapUser, InitiatorAccess, SectorSize, TargetEvent, is_iscsi_name,
 };
 use zeroize::Zeroizing;
 
-use super::writes_of;
+use super::document::address_lines;
+use super::run::{RepositoryUse, ServerPlan, readers, run_server};
+use super::sources::SourceArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
@@ -28,18 +30,24 @@ const SECRETS_BYTES_MAX: u64 = 64 << 10;
 /// Arguments of `serve iscsi`.
 #[derive(Debug, clap::Args)]
 pub(super) struct IscsiArgs {
-    /// Snapshots; each is a target, and each of its disks a LUN
-    #[arg(value_name = "SNAPSHOT[:DISK]", required = true)]
-    snapshots: Vec<SnapshotName>,
+    /// Snapshots and images; each snapshot, machine or single image is a target, and each of its disks a LUN
+    #[arg(value_name = "SNAPSHOT[:DISK]|IMAGE", required = true)]
+    exports: Vec<String>,
     /// Serve on this address and port (127.0.0.1:3260); may be repeated
     #[arg(long, value_name = "ADDRESS", required = true)]
     listen: Vec<SocketAddr>,
-    /// Allow writes, which are discarded at the end; the snapshot never changes
-    #[arg(long)]
-    writable: bool,
-    /// Keep writes in files in this folder, for the next time
-    #[arg(long, value_name = "FOLDER")]
-    overlay: Option<PathBuf>,
+    #[command(flatten)]
+    sources: SourceArgs,
+    #[command(flatten)]
+    initiators: InitiatorArgs,
+    /// Maximum number of connections; one address gets at most half of them
+    #[arg(long, value_name = "COUNT", default_value = "256")]
+    max_connections: NonZero<usize>,
+}
+
+/// Initiators, and how disks appear to them.
+#[derive(Debug, clap::Args)]
+pub(super) struct InitiatorArgs {
     /// First part of the targets' names, before the machine
     #[arg(long, value_name = "IQN", default_value = "iqn.2026-01.org.holdfast", value_parser = parse_authority)]
     authority: String,
@@ -52,15 +60,12 @@ pub(super) struct IscsiArgs {
     /// Authenticate to initiators, too: the line of this file has the name and the secret of the target
     #[arg(long, value_name = "FILE", requires = "chap_file")]
     chap_target_file: Option<PathBuf>,
-    /// Size of sectors in bytes
+    /// Size of sectors of iSCSI in bytes
     #[arg(long, value_name = "BYTES", default_value = "512", value_parser = ["512", "4096"])]
     sector_size: String,
     /// Largest size that initiators see, for those that cannot use larger disks (2T)
     #[arg(long, value_name = "SIZE", value_parser = units::parse_bytes)]
     max_size: Option<u64>,
-    /// Maximum number of connections; one address gets at most half of them
-    #[arg(long, value_name = "COUNT", default_value = "256")]
-    max_connections: NonZero<usize>,
 }
 
 impl Verb for IscsiArgs {
@@ -73,11 +78,27 @@ impl Verb for IscsiArgs {
             wish: "Boot another host from it, with a password, and keep what the host writes",
             line: "holdfast serve iscsi -r /backup/vms web1 --listen 10.0.0.5:3260 --overlay /srv/web1 --chap-file chap",
         },
+        Example {
+            wish: "Serve two images as LUNs of one target",
+            line: "holdfast serve iscsi -m web1 vda=a.qcow2 vdb=b.vmdk --listen 127.0.0.1:3260",
+        },
     ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Json];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        run(self, context)
+        context.output().refuse_json("serve iscsi")?;
+        let doors = self.listen.iter().copied().map(ServeAddress::Tcp).collect();
+        let plan = ServerPlan {
+            choice: self.sources.choice(&self.exports)?,
+            nbd: None,
+            iscsi: Some(self.initiators.options(doors, context)?),
+            vhost_user: None,
+            lines: address_lines,
+            max_connections: self.max_connections,
+            control: None,
+            repository: RepositoryUse::IfNeeded,
+        };
+        run_server(plan, context)
     }
 }
 
@@ -89,85 +110,58 @@ fn parse_authority(text: &str) -> Result<String, String> {
     }
 }
 
-fn run(args: &IscsiArgs, context: &Context) -> Result<Exit, Error> {
-    context.output().refuse_json("serve iscsi")?;
-    let authentication = authentication(args)?;
-    if matches!(authentication, Authentication::None) {
-        args.listen
-            .iter()
-            .for_each(|address| context.console().warning(&without_authentication(*address, args)));
-    }
-    let repository = context.open_repository()?;
-    let console = context.shared_console();
-    let events = move |event: &TargetEvent<'_>| {
-        if let TargetEvent::CommandFailed { target, error, .. } = event {
-            console.warning(&format!("{target}: {error}"));
-        }
-    };
-    let request = ServeTargetsRequest {
-        names: args.snapshots.clone(),
-        zone: context.zone().clone(),
-        addresses: args.listen.clone(),
-        authority: args.authority.clone(),
-        writes: writes_of(args.overlay.as_deref(), args.writable),
-        sector_size: match args.sector_size.as_str() {
-            "4096" => SectorSize::Bytes4096,
-            _ => SectorSize::Bytes512,
-        },
-        size_bytes_max: args.max_size,
-        access: match args.initiator.as_slice() {
-            [] => InitiatorAccess::Anyone,
-            names => InitiatorAccess::Listed(names.to_vec()),
-        },
-        authentication,
-        connection_count_max: Some(args.max_connections),
-        events: Arc::new(events),
-        clock: Arc::clone(context.clock()),
-        randomness: Arc::new(|bytes: &mut [u8]| SystemRandomness.fill(bytes).map_err(std::io::Error::other)),
-    };
-    let mut printed = Ok(());
-    context.work(1, |job| {
-        serve_targets(&repository, request, job, &mut |units, addresses| {
-            for unit in units {
-                for address in addresses {
-                    if printed.is_ok() {
-                        printed = context.output().data(line(unit, *address).as_bytes());
-                    }
-                }
+impl InitiatorArgs {
+    /// How iSCSI is served at `doors`. Warns if every initiator is accepted.
+    pub(super) fn options(&self, doors: Vec<ServeAddress>, context: &Context) -> Result<IscsiOptions, Error> {
+        let authentication = authentication(self)?;
+        for door in &doors {
+            if let ServeAddress::Tcp(address) = door
+                && matches!(authentication, Authentication::None)
+            {
+                context.console().warning(&self.without_authentication(*address));
             }
+        }
+        let console = context.shared_console();
+        let events = move |event: &TargetEvent<'_>| {
+            if let TargetEvent::CommandFailed { target, error, .. } = event {
+                console.warning(&format!("{target}: {error}"));
+            }
+        };
+        Ok(IscsiOptions {
+            doors,
+            units: UnitRules {
+                authority: self.authority.clone(),
+                sector_size: match self.sector_size.as_str() {
+                    "4096" => SectorSize::Bytes4096,
+                    _ => SectorSize::Bytes512,
+                },
+                size_bytes_max: self.max_size,
+                access: match self.initiator.as_slice() {
+                    [] => InitiatorAccess::Anyone,
+                    names => InitiatorAccess::Listed(names.to_vec()),
+                },
+            },
+            authentication,
+            events: Arc::new(events),
+            randomness: Arc::new(|bytes: &mut [u8]| SystemRandomness.fill(bytes).map_err(std::io::Error::other)),
         })
-    })?;
-    printed?;
-    Ok(Exit::Ok.with_warning_count(context.console().warnings().len()))
+    }
+
+    /// The warning for a server without authentication.
+    fn without_authentication(&self, address: SocketAddr) -> String {
+        let names = if self.initiator.is_empty() {
+            ""
+        } else {
+            "; the names of initiators are not secret"
+        };
+        format!(
+            "{} can read these disks without authentication{names}; see --chap-file",
+            readers(address)
+        )
+    }
 }
 
-/// The line of a logical unit: its URL, as libiscsi and QEMU accept it, with portal, target and LUN.
-fn line(unit: &ServedUnit, address: SocketAddr) -> String {
-    format!(
-        "iscsi://{address}/{}/{}  {}, {}\n",
-        unit.target,
-        unit.number,
-        unit.description,
-        units::bytes(unit.size_bytes)
-    )
-}
-
-/// The warning for a server without authentication.
-fn without_authentication(address: SocketAddr, args: &IscsiArgs) -> String {
-    let readers = if address.ip().is_loopback() {
-        "any user of this host".to_owned()
-    } else {
-        format!("anyone who can connect to {address}")
-    };
-    let names = if args.initiator.is_empty() {
-        ""
-    } else {
-        "; the names of initiators are not secret"
-    };
-    format!("{readers} can read these disks without authentication{names}; see --chap-file")
-}
-
-fn authentication(args: &IscsiArgs) -> Result<Authentication, Error> {
+fn authentication(args: &InitiatorArgs) -> Result<Authentication, Error> {
     let Some(path) = &args.chap_file else {
         return Ok(Authentication::None);
     };

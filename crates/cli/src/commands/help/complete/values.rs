@@ -83,6 +83,7 @@ pub(super) fn values_of(arg: &Arg, cursor: &Cursor<'_>, context: &Context) -> (F
         | "NEW[:DISK]"
         | "SNAPSHOT[:DISK][:VOLUME][:/PATH]"
         | "SNAPSHOT[:DISK][:VOLUME]:/PATH" => (Files::None, [found.snapshots(), found.stored_disks()].concat()),
+        "SNAPSHOT[:DISK]|IMAGE" => (Files::Any, [found.snapshots(), found.stored_disks()].concat()),
         "IMAGE|SNAPSHOT|MACHINE" => (Files::Any, found.snapshots()),
         "DISK" => (Files::None, found.disks()),
         "TAG" => (Files::None, found.tags()),

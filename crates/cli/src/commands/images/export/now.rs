@@ -67,6 +67,12 @@ pub(super) fn from<T>(
                 "back it up, and export the snapshot",
             ));
         }
+        Some(MachineWord::Container(_)) => {
+            return Err(Error::usage(
+                format!("{} is a container, and no machine", args.what),
+                "holdfast backup backs it up; holdfast restore --to-tar writes the files of the snapshot to an archive",
+            ));
+        }
         Some(word) if !word.may_be_several() => word,
         Some(_) => {
             return Err(Error::usage(

@@ -6,13 +6,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use holdfast_block::Clock;
 
 use super::super::folder::check_name;
 use super::super::{DatasetState, HostSnapshotName, Provider as _, ProviderError, ProviderResult, View};
 use super::{ZFS, Zfs, full, full_name, table, volume_device};
+use crate::storage::retries::retry_while_in_use;
 use crate::system::process::Tools;
 
 /// The property of a clone for viewing: the name of the snapshot.
@@ -27,9 +27,6 @@ const VIEW_PREFIX: &str = "holdfast-view-";
 const WITHOUT_RIGHTS: [&str; 6] = ["-o", "setuid=off", "-o", "devices=off", "-o", "exec=off"];
 /// The label of a clone that a user has mounted permanently.
 const MOUNTED: &str = "mount";
-/// Attempts to destroy a clone.
-const ATTEMPT_COUNT: u32 = 40;
-const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// An existing temporary clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -100,19 +97,10 @@ impl Zfs {
         self.destroy_with_retries("destroy", &left.name)
     }
 
-    /// Destroys a clone, with retries: a process that has just closed files or was killed keeps a clone busy for a
-    /// moment.
     fn destroy_with_retries(&self, action: &'static str, clone: &str) -> ProviderResult<()> {
-        let mut attempts_left = ATTEMPT_COUNT;
-        loop {
-            match self.ask(action, clone, &["destroy", clone]) {
-                Err(ProviderError::Held { .. }) if attempts_left > 0 => {
-                    attempts_left -= 1;
-                    self.clock.sleep(ATTEMPT_INTERVAL);
-                }
-                other => return other.map(drop),
-            }
-        }
+        let is_held = |error: &ProviderError| matches!(error, ProviderError::Held { .. });
+        let destroy = || self.ask(action, clone, &["destroy", clone]);
+        retry_while_in_use(&*self.clock, is_held, destroy).map(drop)
     }
 
     /// Destroys a dataset that was [cloned](Self::clone_for_machine) from a host snapshot and has no snapshots
@@ -259,13 +247,11 @@ fn is_view_name(name: &str) -> bool {
     last.is_some_and(|name| name.starts_with(VIEW_PREFIX))
 }
 
-/// Destroys a clone. A process that has just closed its files keeps the clone busy for a moment. A leftover is found
-/// by its property.
+/// Destroys a clone. A leftover is found by its property.
 fn remove_view(tools: &dyn Tools, clock: &dyn Clock, clone: &str) {
-    for _ in 0..ATTEMPT_COUNT {
-        match tools.ask(ZFS, &["destroy", clone]) {
-            Ok(answer) if !answer.is_success && answer.stderr.contains("busy") => clock.sleep(ATTEMPT_INTERVAL),
-            _ => return,
-        }
-    }
+    let destroy = || match tools.ask(ZFS, &["destroy", clone]) {
+        Ok(answer) if !answer.is_success => Err(answer.stderr),
+        _ => Ok(()),
+    };
+    retry_while_in_use(clock, |reason| reason.contains("busy"), destroy).ok();
 }

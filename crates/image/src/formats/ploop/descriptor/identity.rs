@@ -39,13 +39,7 @@ impl DiskDescriptor {
         let mut edits = Vec::new();
         for (id, place) in &self.ids {
             let Some(new) = new.get(id) else { continue };
-            let is_in_braces = self.text.get(place.clone()).is_some_and(|text| text.starts_with('{'));
-            let new = if is_in_braces {
-                format!("{{{new}}}")
-            } else {
-                new.to_string()
-            };
-            edits.push((place.clone(), new));
+            edits.push((place.clone(), self.spelled(place, *new)));
         }
         self.edited(edits)
     }

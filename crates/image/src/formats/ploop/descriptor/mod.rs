@@ -24,6 +24,7 @@
 mod edit;
 mod file;
 mod identity;
+mod layers;
 mod parse;
 
 #[cfg(test)]

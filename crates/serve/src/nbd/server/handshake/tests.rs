@@ -130,7 +130,7 @@ fn contexts_are_selected_for_the_export_that_they_were_asked_of() {
         &format!("{select} {elsewhere}"),
         &format!("{selected} {expected}"),
     ));
-    assert_eq!(agreed.terms.contexts, []);
+    assert!(agreed.terms.contexts.is_empty());
 }
 
 #[test]

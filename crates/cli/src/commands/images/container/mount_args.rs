@@ -1,0 +1,82 @@
+//! The arguments of `container mount`, which its servers get too.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::{ContainerMountRequest, ContainerPlace, MountedDisk};
+use holdfast_host::fuse_mount::MountReaders;
+
+use super::ContainerArg;
+use crate::args::MountOptionArgs;
+use crate::context::Context;
+use crate::errors::Error;
+
+/// Arguments of `container mount`.
+#[derive(Debug, Clone, clap::Args)]
+pub(super) struct MountContainerArgs {
+    #[command(flatten)]
+    pub(super) container: ContainerArg,
+    /// An empty folder
+    #[arg(value_name = "FOLDER")]
+    pub(super) folder: PathBuf,
+    /// Mount a snapshot, read-only, beside the container
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(super) snapshot: Option<String>,
+    /// Show the disk as a raw file instead of mounting its file system; needs no root
+    #[arg(long)]
+    pub(super) disk: bool,
+    #[command(flatten)]
+    pub(super) options: MountOptionArgs,
+}
+
+impl MountContainerArgs {
+    pub(super) fn mounted_disk(&self) -> MountedDisk {
+        if self.disk {
+            MountedDisk::File
+        } else {
+            MountedDisk::FileSystem
+        }
+    }
+
+    pub(super) fn request(&self, folder: &Path, context: &Context) -> Result<ContainerMountRequest, Error> {
+        Ok(ContainerMountRequest {
+            place: self.container.place(context)?,
+            folder: folder.to_owned(),
+            disk: self.mounted_disk(),
+            readers: self.readers(),
+        })
+    }
+
+    pub(super) fn readers(&self) -> MountReaders {
+        if self.options.allow_other {
+            MountReaders::Everyone
+        } else {
+            MountReaders::Owner
+        }
+    }
+
+    pub(super) fn server_words(&self, place: &ContainerPlace, folder: &Path) -> Vec<OsString> {
+        let verb = match self.snapshot {
+            Some(_) => "snapshot-server",
+            None => "mount-server",
+        };
+        let mut words = server_words(verb, place, folder);
+        if let Some(snapshot) = &self.snapshot {
+            words.extend(["--snapshot".into(), snapshot.into()]);
+        }
+        if self.disk {
+            words.push("--disk".into());
+        }
+        if self.options.allow_other {
+            words.push("--allow-other".into());
+        }
+        words
+    }
+}
+
+/// The words that start a server of a container.
+pub(super) fn server_words(verb: &str, place: &ContainerPlace, folder: &Path) -> Vec<OsString> {
+    let mut words: Vec<OsString> = vec!["container".into(), verb.into()];
+    words.extend([place.folder.clone().into(), folder.into()]);
+    words
+}

@@ -1,0 +1,164 @@
+//! Where the parts of a mounted container are.
+
+use std::path::{Path, PathBuf};
+
+use holdfast_host::loop_device::loop_devices_of;
+use holdfast_host::provider::Mounts;
+use holdfast_image::ContainerTree;
+
+use crate::job::{Error, Result};
+
+/// Prefix of the runtime folders of mounted containers.
+pub(super) const RUNTIME_PREFIX: &str = "holdfast-container-";
+/// Prefix of the folders with the disks of mounted snapshots.
+pub(super) const DISK_PREFIX: &str = "holdfast-disk-";
+/// How the sources of FUSE file systems begin.
+const SOURCE_PREFIX: &str = "holdfast:";
+/// The disk in the FUSE file system.
+pub(super) const DISK_FILE: &str = "disk.raw";
+
+/// A container, and the places that it has while it is mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ContainerPlace {
+    /// The folder of the container, without symbolic links.
+    pub folder: PathBuf,
+    /// Its identity.
+    pub id: String,
+    /// The folder for sockets and mount points of this host.
+    runtime: PathBuf,
+}
+
+impl ContainerPlace {
+    /// Finds the container at `path`: its folder, or a file in it.
+    ///
+    /// # Errors
+    /// It is no container, or it is damaged.
+    pub fn find(path: &Path, runtime: &Path) -> Result<Self> {
+        let canonical = path.canonicalize().map_err(|source| Error::File {
+            action: "open",
+            path: path.to_owned(),
+            source,
+        })?;
+        let folder = match canonical.parent() {
+            Some(parent) if !canonical.is_dir() => parent.to_owned(),
+            _ => canonical,
+        };
+        let tree = ContainerTree::open(&folder).map_err(|error| Error::from(error).on(&folder))?;
+        let id = if tree.is_parallels() {
+            // A descriptor may have no identity.
+            blake3::hash(folder.as_os_str().as_encoded_bytes()).to_hex()[..32].to_owned()
+        } else {
+            tree.id().to_string()
+        };
+        Ok(Self {
+            folder,
+            id,
+            runtime: runtime.to_owned(),
+        })
+    }
+
+    /// The container whose file system or disk is mounted on `folder`, an absolute path without symbolic links.
+    pub fn mounted_on(folder: &Path, runtime: &Path, mounts: &Mounts) -> Option<Self> {
+        let fuse_source = |disk_folder: &Path| {
+            let source = mounts.source_of(disk_folder)?;
+            source.strip_prefix(SOURCE_PREFIX).map(PathBuf::from)
+        };
+        if let Some(container) = fuse_source(folder) {
+            return Self::find(&container, runtime).ok();
+        }
+        let found = runtime_folders(runtime).into_iter().find_map(|own| {
+            let disk = own.join("disk").join(DISK_FILE);
+            let mut points = loop_devices_of(&disk)
+                .into_iter()
+                .flat_map(|device| mounts.points_of_device(&device));
+            points
+                .any(|point| point == folder)
+                .then(|| fuse_source(&own.join("disk")))
+                .flatten()
+        });
+        Self::find(&found?, runtime).ok()
+    }
+
+    /// The folder of the socket and the disk.
+    pub(crate) fn runtime_folder(&self) -> PathBuf {
+        self.runtime.join(format!("{RUNTIME_PREFIX}{}", self.id))
+    }
+
+    /// The mount point of the FUSE file system with the disk.
+    pub fn disk_folder(&self) -> PathBuf {
+        self.runtime_folder().join("disk")
+    }
+
+    /// The disk as a file, if the container is mounted with its file system.
+    pub fn disk_file(&self) -> PathBuf {
+        self.disk_folder().join(DISK_FILE)
+    }
+
+    /// The source of the FUSE file system in the list of mounts.
+    pub(super) fn fuse_source(&self) -> String {
+        format!("{SOURCE_PREFIX}{}", self.folder.display())
+    }
+
+    /// The mount points of the FUSE file system with the disk.
+    pub(super) fn fuse_points(&self) -> Vec<PathBuf> {
+        Mounts::read().unwrap_or_default().points_of_source(&self.fuse_source())
+    }
+
+    /// The socket of the worker.
+    pub fn socket(&self) -> PathBuf {
+        self.runtime_folder().join("control")
+    }
+
+    /// The note of a process that has paused the container of a runtime.
+    pub(super) fn pause_note(&self) -> PathBuf {
+        self.runtime_folder().join("paused")
+    }
+
+    /// The lock of the process that has paused it. The file is never renamed.
+    pub(super) fn pause_lock(&self) -> PathBuf {
+        self.runtime_folder().join("pause.lock")
+    }
+
+    /// Creates the folders, which only the current user can access.
+    pub(super) fn make(&self) -> Result<()> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        for folder in [self.runtime_folder(), self.disk_folder()] {
+            let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+            match made {
+                Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                    return Err(Error::File {
+                        action: "create",
+                        path: folder,
+                        source: error,
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes the folders and the socket, as far as they are not in use.
+    pub(super) fn clear(&self) {
+        std::fs::remove_file(self.socket()).ok();
+        std::fs::remove_file(self.pause_note()).ok();
+        std::fs::remove_file(self.pause_lock()).ok();
+        std::fs::remove_dir(self.disk_folder()).ok();
+        std::fs::remove_dir(self.runtime_folder()).ok();
+    }
+}
+
+/// The runtime folders of containers in `runtime`.
+pub(crate) fn runtime_folders(runtime: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(runtime) else {
+        return Vec::new();
+    };
+    let is_container = |path: &PathBuf| {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
+        name.is_some_and(|name| name.starts_with(RUNTIME_PREFIX))
+    };
+    entries
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(is_container)
+        .collect()
+}
