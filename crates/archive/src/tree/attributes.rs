@@ -98,6 +98,23 @@ impl PaxRecords {
         Some(())
     }
 
+    /// Bytes of memory that the records take, without those of fixed size.
+    pub(super) fn kept_bytes(&self) -> usize {
+        const ENTRY_BYTES: usize = 2 * size_of::<Vec<u8>>();
+        let texts = [
+            &self.path,
+            &self.link_path,
+            &self.acl_access,
+            &self.acl_default,
+            &self.sparse.name,
+        ];
+        let texts = texts.into_iter().flatten().map(Vec::len);
+        let xattrs = self.xattrs.iter();
+        let xattrs = xattrs.map(|(name, value)| name.len() + value.len() + ENTRY_BYTES);
+        let map = self.sparse.map.as_ref().map_or(0, |map| map.len() * size_of::<u64>());
+        texts.chain(xattrs).sum::<usize>() + map
+    }
+
     /// The attributes of the member. The binary form of an ACL wins over its text.
     pub(super) fn take_attributes(&mut self, offset: u64) -> Result<MemberAttributes> {
         let mut attributes = std::mem::take(&mut self.xattrs);

@@ -12,8 +12,11 @@ use crate::{Error, Result};
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// Limit of a name in a member of its own. Linux has paths of up to 4096 bytes.
 const LONG_NAME_BYTES_MAX: u64 = 64 << 10;
-/// Limit of the attributes of one file.
+/// Limit of the attributes of one file, in all members with them together.
 const ATTRIBUTES_BYTES_MAX: u64 = 8 << 20;
+/// Limit of the attributes of all files that are kept at a time. Each file gets a copy, so a larger limit would let a small
+/// archive take hours.
+const GLOBAL_BYTES_MAX: usize = 64 << 10;
 
 /// Whether an archive needs its end marker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +45,8 @@ pub struct TreeTarReader<R> {
 #[derive(Default)]
 struct Announced {
     records: Option<PaxRecords>,
+    /// Bytes of the members that the records are from.
+    record_bytes: u64,
     path: Option<Vec<u8>>,
     link_path: Option<Vec<u8>>,
 }
@@ -91,13 +96,23 @@ impl<R: Read> TreeTarReader<R> {
                 b'K' => announced.link_path = Some(self.read_name()?),
                 // X: pax headers of Solaris before the standard.
                 b'x' | b'X' => {
+                    announced.record_bytes = announced.record_bytes.saturating_add(self.left);
+                    check_length(
+                        "the attributes of a file",
+                        announced.record_bytes,
+                        ATTRIBUTES_BYTES_MAX,
+                        offset,
+                    )?;
                     let bytes = self.read_whole("the attributes of a file", ATTRIBUTES_BYTES_MAX)?;
                     let records = announced.records.get_or_insert_with(|| self.global.clone());
                     records.apply(&bytes, offset)?;
                 }
                 b'g' => {
-                    let bytes = self.read_whole("the attributes of all files", ATTRIBUTES_BYTES_MAX)?;
+                    let what = "the attributes of all files";
+                    let bytes = self.read_whole(what, ATTRIBUTES_BYTES_MAX)?;
                     self.global.apply(&bytes, offset)?;
+                    let kept_bytes = self.global.kept_bytes();
+                    check_length(what, kept_bytes as u64, GLOBAL_BYTES_MAX as u64, offset)?;
                 }
                 // The label of a volume.
                 b'V' => announced = Announced::default(),
@@ -257,10 +272,7 @@ impl<R: Read> TreeTarReader<R> {
     }
 
     fn read_whole(&mut self, what: &'static str, bytes_max: u64) -> Result<Vec<u8>> {
-        if self.left > bytes_max {
-            let detail = format!("it has {} bytes, more than the limit of {bytes_max}", self.left);
-            return Err(corrupt(what, self.at, detail));
-        }
+        check_length(what, self.left, bytes_max, self.at)?;
         let mut bytes = Vec::new();
         let read = self.stream.by_ref().take(self.left).read_to_end(&mut bytes);
         let read = read.map_err(|source| read_error(source, what, self.at))? as u64;
@@ -296,6 +308,14 @@ impl<R: Read> TreeTarReader<R> {
         self.at += copied.map_err(|source| read_error(source, "the end", self.at))?;
         Ok(())
     }
+}
+
+fn check_length(what: &'static str, bytes: u64, bytes_max: u64, offset: u64) -> Result<()> {
+    if bytes <= bytes_max {
+        return Ok(());
+    }
+    let detail = format!("{bytes} bytes, more than the limit of {bytes_max}");
+    Err(corrupt(what, offset, detail))
 }
 
 impl<R: Read> Read for TreeTarReader<R> {

@@ -4,6 +4,7 @@ use super::acl::{from_text, to_text};
 use super::header::number;
 use super::{EndMarker, ExtendedAttribute, TreeEntry, TreeEntryKind, TreeTarReader, TreeTarWriter, TreeTime};
 use crate::Error;
+use crate::tar::{BLOCK_BYTES, checksum};
 
 fn file(path: &[u8], size_bytes: u64) -> TreeEntry {
     TreeEntry {
@@ -186,4 +187,70 @@ fn numbers_in_base_256_have_a_sign() {
     assert_eq!(number(&[0x80, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]), None);
     assert_eq!(number(b"0000755 "), Some(0o755));
     assert_eq!(number(b"00x"), None);
+}
+
+/// A member of a kind, with content.
+fn member(kind: u8, name: &[u8], data: &[u8]) -> Vec<u8> {
+    let mut block = [0; BLOCK_BYTES];
+    block[..name.len()].copy_from_slice(name);
+    block[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+    block[156] = kind;
+    let sum = format!("{:06o}\0 ", checksum(&block));
+    block[148..156].copy_from_slice(sum.as_bytes());
+    let mut bytes = [&block[..], data].concat();
+    bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+    bytes
+}
+
+/// One record of a pax header.
+fn record(key: &str, value: &[u8]) -> Vec<u8> {
+    let rest = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
+    let length = (1..=9).map(|digits| rest.len() + digits);
+    let length = length.filter(|length| length.to_string().len() + rest.len() == *length);
+    let length = length.last().unwrap();
+    [length.to_string().as_bytes(), &rest].concat()
+}
+
+/// The members before a file once were limited one by one, and filled the memory together.
+#[test]
+fn attributes_in_several_members_have_one_limit() {
+    let data = |number: u32| record(&format!("SCHILY.xattr.user.{number}"), &vec![b'v'; 1 << 20]);
+    let archive = |kind: u8, count: u32| -> Vec<u8> {
+        let members = (0..count).flat_map(|number| member(kind, b"pax", &data(number)));
+        members.chain(member(b'0', b"file", b"")).collect()
+    };
+    let read = |bytes: &[u8]| -> crate::Result<TreeEntry> {
+        let next = TreeTarReader::new(bytes, EndMarker::Optional).next_entry();
+        next.map(|entry| entry.expect("there is a file"))
+    };
+    assert_eq!(read(&archive(b'x', 7)).unwrap().attributes.len(), 7);
+    let error = read(&archive(b'x', 8)).unwrap_err().to_string();
+    assert!(
+        error.contains("the attributes of a file") && error.contains("limit of 8388608"),
+        "{error}"
+    );
+    let error = read(&archive(b'g', 1)).unwrap_err().to_string();
+    assert!(
+        error.contains("the attributes of all files") && error.contains("limit of 65536"),
+        "{error}"
+    );
+}
+
+#[test]
+fn attributes_of_all_files_are_limited_by_what_is_kept() {
+    // Each replaces the one before it: only the last one counts.
+    let mut bytes: Vec<u8> = (0..100)
+        .flat_map(|_| member(b'g', b"pax", &record("SCHILY.xattr.user.a", &[b'v'; 1000])))
+        .collect();
+    bytes.extend(member(b'0', b"file", b""));
+    let entry = TreeTarReader::new(&bytes[..], EndMarker::Optional)
+        .next_entry()
+        .unwrap();
+    assert_eq!(entry.unwrap().attributes.len(), 1);
+    let mut bytes: Vec<u8> = Vec::new();
+    for _ in 0..10_000 {
+        bytes.extend(member(b'g', b"pax", &record("GNU.sparse.offset", b"0")));
+    }
+    let error = TreeTarReader::new(&bytes[..], EndMarker::Optional).next_entry();
+    assert!(error.unwrap_err().to_string().contains("limit of 65536"));
 }
