@@ -25,7 +25,7 @@ use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
 pub use direct::{Access, DirectPath};
-pub use lock::{FileLock, LockOutcome, lock_file, lock_file_shared};
+pub use lock::{FileLock, LockOutcome, is_locked, lock_file, lock_file_shared};
 use open::OpenFile;
 pub use replace::{rename_durably, replace_file, sync_folder_of};
 pub use stamp::FileChange;

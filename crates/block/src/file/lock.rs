@@ -57,9 +57,28 @@ fn refused(errno: Errno) -> std::io::Result<LockOutcome> {
     }
 }
 
+/// Whether another open of the file, in this process or in another one, holds an exclusive lock of `file`. Takes no lock,
+/// not even for a moment, so that another process which takes one meanwhile is never refused.
+///
+/// A file system without locks answers that there is none.
+///
+/// # Errors
+/// The descriptor cannot be examined.
+pub fn is_locked(file: &File) -> std::io::Result<bool> {
+    let mut conflict = whole_file(libc::F_RDLCK);
+    match fcntl(file, FcntlArg::F_OFD_GETLK(&mut conflict)) {
+        Ok(_) => Ok(libc::c_int::from(conflict.l_type) != libc::F_UNLCK),
+        Err(errno) => refused(errno).map(|_| false),
+    }
+}
+
 fn set_lock(file: &File, kind: libc::c_int) -> nix::Result<()> {
+    fcntl(file, FcntlArg::F_OFD_SETLK(&whole_file(kind))).map(drop)
+}
+
+fn whole_file(kind: libc::c_int) -> libc::flock {
     #[expect(clippy::cast_possible_truncation, reason = "all kinds are small")]
-    let whole = libc::flock {
+    libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: 0,
@@ -67,8 +86,7 @@ fn set_lock(file: &File, kind: libc::c_int) -> nix::Result<()> {
         l_len: 0,
         // Other values are refused.
         l_pid: 0,
-    };
-    fcntl(file, FcntlArg::F_OFD_SETLK(&whole)).map(drop)
+    }
 }
 
 impl Drop for FileLock {
@@ -88,7 +106,7 @@ mod tests {
     use nix::errno::Errno;
     use rustix::fs::{FlockOperation, fcntl_lock};
 
-    use super::{FileLock, LockOutcome, lock_file, refused};
+    use super::{FileLock, LockOutcome, is_locked, lock_file, lock_file_shared, refused};
 
     fn open(path: &Path) -> File {
         File::options().read(true).write(true).open(path).unwrap()
@@ -140,6 +158,24 @@ mod tests {
         drop(held);
         fcntl_lock(&other, FlockOperation::NonBlockingLockExclusive).unwrap();
         assert!(lock(&own).is_none());
+    }
+
+    #[test]
+    fn a_query_reports_exclusive_locks_of_other_opens() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let reader = File::open(file.path()).unwrap();
+        assert!(!is_locked(&reader).unwrap());
+        let writer = open(file.path());
+        let held = lock(&writer).unwrap();
+        assert!(is_locked(&reader).unwrap());
+        assert!(!is_locked(&writer).unwrap());
+        drop(held);
+        assert!(!is_locked(&reader).unwrap());
+        let shared = lock_file_shared(&writer).unwrap();
+        assert!(!is_locked(&reader).unwrap());
+        drop(shared);
+        fcntl_lock(&writer, FlockOperation::NonBlockingLockExclusive).unwrap();
+        assert!(is_locked(&reader).unwrap(), "a record lock");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The folder of a container: its files by name.
 
+use std::fs::OpenOptions;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_block::{
-    FileLock, LockOutcome, lock_file, lock_file_shared, rename_durably, replace_file, sync_folder_of,
-};
+use holdfast_block::{FileLock, LockOutcome, is_locked, lock_file, rename_durably, replace_file, sync_folder_of};
+use rustix::fs::OFlags;
 
 use crate::file::{Access, HostFile, ImageFile};
 use crate::{Error, Result};
@@ -179,13 +180,10 @@ impl ContainerLock {
         let folder = HostFolder::open(path)?;
         let path = folder.path(LOCK_FILE);
         let failed = |source| Error::io("lock", &path, source);
-        let file = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .map_err(failed)?;
+        let mut options = lock_file_options();
+        // Who can read a file can take a shared lock, and would keep the container from being used.
+        options.write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(failed)?;
         let lock = match lock_file(&file).map_err(failed)? {
             LockOutcome::Locked(lock) => Some(lock),
             LockOutcome::Unsupported => None,
@@ -214,13 +212,74 @@ impl ContainerLock {
         let folder = HostFolder::open(path)?;
         let path = folder.path(LOCK_FILE);
         let failed = |source| Error::io("lock", &path, source);
-        let file = match std::fs::File::open(&path) {
+        let file = match lock_file_options().open(&path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             file => file.map_err(failed)?,
         };
-        Ok(matches!(
-            lock_file_shared(&file).map_err(failed)?,
-            LockOutcome::HeldElsewhere
-        ))
+        is_locked(&file).map_err(failed)
+    }
+}
+
+/// A link or a pipe in the place of the lock neither leads to another file nor blocks.
+fn lock_file_options() -> OpenOptions {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(flags.bits().cast_signed());
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::{ContainerLock, LOCK_FILE};
+    use crate::Error;
+
+    /// The question once took a shared lock for a moment, which kept another process from locking the container.
+    #[test]
+    fn a_question_about_the_lock_never_refuses_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path();
+        drop(ContainerLock::take(path).unwrap());
+        let is_done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        ContainerLock::is_held(path).unwrap();
+                    }
+                });
+            }
+            let taken: Vec<bool> = (0..3000).map(|_| ContainerLock::take(path).is_ok()).collect();
+            is_done.store(true, Ordering::Relaxed);
+            assert_eq!(taken.iter().filter(|taken| !**taken).count(), 0);
+        });
+    }
+
+    #[test]
+    fn a_lock_is_seen_while_it_is_held() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(!ContainerLock::is_held(folder.path()).unwrap());
+        let lock = ContainerLock::take(folder.path()).unwrap();
+        assert!(ContainerLock::is_held(folder.path()).unwrap());
+        assert!(matches!(ContainerLock::take(folder.path()), Err(Error::Locked { .. })));
+        drop(lock);
+        assert!(!ContainerLock::is_held(folder.path()).unwrap());
+    }
+
+    #[test]
+    fn a_lock_is_a_file_of_its_owner_and_no_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOCK_FILE);
+        drop(ContainerLock::take(folder.path()).unwrap());
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o077, 0, "{mode:o}");
+        std::fs::remove_file(&path).unwrap();
+        let elsewhere = folder.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        ContainerLock::take(folder.path()).unwrap_err();
+        ContainerLock::is_held(folder.path()).unwrap_err();
+        assert!(!elsewhere.exists());
     }
 }
