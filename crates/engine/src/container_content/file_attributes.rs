@@ -9,13 +9,29 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 
 use holdfast_archive::{ExtendedAttribute, TreeEntry, TreeEntryKind, TreeTime};
-use rustix::fs::{AtFlags, CWD, Gid, Mode, Timespec, Timestamps, UTIME_OMIT, Uid};
+use rustix::fs::{AtFlags, CWD, Gid, Mode, Stat, Timespec, Timestamps, UTIME_OMIT, Uid};
 use rustix::io::Errno;
 
 /// The kernel's limit of a list of names, and of a value.
 const XATTR_BYTES_MAX: usize = 64 << 10;
 pub(super) const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 pub(super) const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
+
+/// The device and number that identify a file while it exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct FileIdentity {
+    pub(super) device: u64,
+    pub(super) number: u64,
+}
+
+impl FileIdentity {
+    pub(super) fn of(stat: &Stat) -> Self {
+        Self {
+            device: stat.st_dev,
+            number: stat.st_ino,
+        }
+    }
+}
 
 /// What the process may restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

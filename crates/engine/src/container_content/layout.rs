@@ -20,6 +20,8 @@ use crate::job::{Job, Result};
 const DOCUMENT_BYTES_MAX: u64 = 4 << 20;
 /// Files in an archive of images.
 const MEMBER_COUNT_MAX: usize = 100_000;
+/// Bytes of their names, and of the targets of links.
+const MEMBER_NAME_BYTES_MAX: usize = 32 << 20;
 const COPY_BYTES: usize = 1 << 20;
 
 /// Compressions that have to be unpacked by their program.
@@ -137,6 +139,15 @@ pub(super) struct LayoutArchive {
 enum ArchivedFile {
     Data { offset: u64, size_bytes: u64 },
     Link(Vec<u8>),
+}
+
+impl ArchivedFile {
+    fn target_bytes(&self) -> usize {
+        match self {
+            Self::Data { .. } => 0,
+            Self::Link(target) => target.len(),
+        }
+    }
 }
 
 impl LayoutFiles {
@@ -283,6 +294,7 @@ impl LayoutArchive {
         let origin = path.display().to_string();
         let mut reader = TreeTarReader::new(BufReader::with_capacity(COPY_BYTES, file), EndMarker::Optional);
         let mut members = BTreeMap::new();
+        let mut name_bytes = 0;
         while let Some(entry) = next_entry(&mut reader, &origin)? {
             job.interrupt.check()?;
             if members.len() >= MEMBER_COUNT_MAX {
@@ -303,6 +315,10 @@ impl LayoutArchive {
                 },
                 _ => continue,
             };
+            name_bytes += name.len() + member.target_bytes();
+            if name_bytes > MEMBER_NAME_BYTES_MAX {
+                return Err(no_layout("the names of its files have more than 32 MiB").into());
+            }
             members.insert(name, member);
         }
         Ok(Self {

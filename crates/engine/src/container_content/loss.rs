@@ -1,9 +1,13 @@
 //! Counts what is carried, and lists what is not.
 
+use std::collections::BTreeSet;
+
 use crate::job::{Job, Result};
 
 /// Losses that are listed; the rest is counted.
 const LOSS_COUNT_MAX: usize = 200;
+/// Bytes of remembered paths of files that could not be created.
+const LOST_PATH_BYTES_MAX: usize = 16 << 20;
 
 /// Numbers of files by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -64,6 +68,27 @@ impl<'a> Account<'a> {
         self.counts.data_bytes += bytes;
         self.job.progress.advance(bytes);
         Ok(self.job.interrupt.check()?)
+    }
+}
+
+/// The paths of files that could not be created, up to a limit. Beyond it, a further name of such a file is an error.
+#[derive(Default)]
+pub(super) struct LostFiles {
+    paths: BTreeSet<Vec<u8>>,
+    path_bytes: usize,
+}
+
+impl LostFiles {
+    pub(super) fn add(&mut self, parts: &[&[u8]]) {
+        let path = parts.join(&b'/');
+        if self.path_bytes + path.len() <= LOST_PATH_BYTES_MAX {
+            self.path_bytes += path.len();
+            self.paths.insert(path);
+        }
+    }
+
+    pub(super) fn has(&self, parts: &[&[u8]]) -> bool {
+        self.paths.contains(&parts.join(&b'/'))
     }
 }
 

@@ -9,9 +9,10 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
 use rustix::io::Errno;
 
+use super::file_attributes::proc_path;
 use super::loss::shown;
 use crate::ContainerContentError;
 use crate::job::{Error, Result};
@@ -38,7 +39,9 @@ pub(super) enum MissingFolders {
 /// A component leads upwards, or there are too many.
 pub(super) fn components(path: &[u8]) -> Result<Vec<&[u8]>> {
     let parts = path.split(|byte| *byte == b'/');
-    let parts: Vec<&[u8]> = parts.filter(|part| !part.is_empty() && *part != b".").collect();
+    let parts = parts.filter(|part| !part.is_empty() && *part != b".");
+    // A hostile path of megabytes has millions of them.
+    let parts: Vec<&[u8]> = parts.take(DEPTH_MAX + 1).collect();
     let reason = if parts.contains(&&b".."[..]) {
         "leads out of a folder by \"..\""
     } else if parts.len() > DEPTH_MAX {
@@ -80,7 +83,7 @@ pub(super) fn open_folder(root: &OwnedFd, path: &[&[u8]], missing: MissingFolder
             Err(error)
                 if error.raw_os_error() == Some(Errno::NOENT.raw_os_error()) && missing == MissingFolders::Create =>
             {
-                rustix::fs::mkdirat(&folder, OsStr::from_bytes(&name), Mode::from_raw_mode(0o755))?;
+                keeping_time(&folder, || make_folder(&folder, OsStr::from_bytes(&name)))?;
                 pending.push(name);
             }
             Err(error) => {
@@ -109,6 +112,36 @@ pub(super) fn open_folder(root: &OwnedFd, path: &[&[u8]], missing: MissingFolder
         }
     }
     Ok(folder)
+}
+
+/// Creates a folder that no entry describes. Its permissions depend neither on the umask of the process nor on a default
+/// ACL of its parent.
+fn make_folder(parent: &OwnedFd, name: &OsStr) -> io::Result<()> {
+    rustix::fs::mkdirat(parent, name, Mode::RWXU)?;
+    let folder = open_below(parent, name)?;
+    let mode = Mode::from_raw_mode(0o755);
+    Ok(rustix::fs::chmodat(CWD, proc_path(&folder), mode, AtFlags::empty())?)
+}
+
+/// Changes what is in a folder, which keeps its time.
+pub(super) fn keeping_time<T>(folder: &OwnedFd, change: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let times = modified_of(&rustix::fs::fstat(folder)?);
+    let changed = change()?;
+    rustix::fs::utimensat(CWD, proc_path(folder), &times, AtFlags::empty())?;
+    Ok(changed)
+}
+
+pub(super) fn modified_of(stat: &Stat) -> Timestamps {
+    Timestamps {
+        last_access: Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        },
+        last_modification: Timespec {
+            tv_sec: stat.st_mtime,
+            tv_nsec: i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+        },
+    }
 }
 
 /// Opens a folder in a folder, if it is no link.

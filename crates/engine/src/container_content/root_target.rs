@@ -10,13 +10,15 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use holdfast_archive::{DeviceNumber, TreeEntry, TreeEntryKind};
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Timestamps};
 use rustix::io::Errno;
 
-use super::file_attributes::{Rights, has_default_acl, proc_path, remove_inherited_acls, set_attributes, timestamps};
-use super::loss::{Account, shown};
+use super::file_attributes::{
+    FileIdentity, Rights, has_default_acl, proc_path, remove_inherited_acls, set_attributes, timestamps,
+};
+use super::loss::{Account, LostFiles, shown};
 use super::removal::{is_directory, remove_all, remove_content};
-use super::root_path::{MissingFolders, bad_entry, components, open_below, open_folder};
+use super::root_path::{MissingFolders, bad_entry, components, keeping_time, modified_of, open_below, open_folder};
 use super::{EntrySink, entry_error};
 use crate::ContainerContentError;
 use crate::job::{Error, Result};
@@ -30,28 +32,14 @@ pub(super) const LOST_AND_FOUND: &[u8] = b"lost+found";
 const FOLDER: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 const NODE: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// The device and number that identify a file while it exists.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct FileIdentity {
-    pub(super) device: u64,
-    pub(super) number: u64,
-}
-
-impl FileIdentity {
-    pub(super) fn of(stat: &Stat) -> Self {
-        Self {
-            device: stat.st_dev,
-            number: stat.st_ino,
-        }
-    }
-}
-
 /// A root folder.
 pub(super) struct RootTarget {
     root: OwnedFd,
     rights: Rights,
     parent: Option<OpenParent>,
     locked_folders: BTreeMap<Vec<u8>, u32>,
+    /// Files that could not be created and are in the account: their further names cannot be created either.
+    lost_files: LostFiles,
     has_lost_owners: bool,
 }
 
@@ -103,6 +91,7 @@ impl RootTarget {
             rights: Rights::of_process(),
             parent: None,
             locked_folders: BTreeMap::new(),
+            lost_files: LostFiles::default(),
             has_lost_owners: false,
         })
     }
@@ -135,24 +124,55 @@ impl RootTarget {
     /// Removes `name` in the folder `parent` with everything below, as a layer of an image requests it; nothing happens if
     /// it does not exist.
     pub(super) fn remove(&mut self, parent: &[u8], name: &[u8]) -> Result<()> {
-        self.leave_parent()?;
         let path = [parent, b"/", name].concat();
-        match open_folder(&self.root, &components(parent)?, MissingFolders::Fail) {
-            Ok(folder) => {
-                remove_all(&folder, OsStr::from_bytes(name)).map_err(|error| entry_error("remove", &path, error))
+        let Some(folder) = self.existing_folder(&components(parent)?, &path)? else {
+            return Ok(());
+        };
+        let removed = keeping_time(&folder, || remove_all(&folder, OsStr::from_bytes(name)));
+        removed.map_err(|error| entry_error("remove", &path, error))
+    }
+
+    /// Removes everything in a folder; nothing happens if it does not exist, or is a link: the folder that a link leads to
+    /// is another one.
+    pub(super) fn clear(&mut self, path: &[u8]) -> Result<()> {
+        let parts = components(path)?;
+        let folder = match parts.split_last() {
+            None => self.existing_folder(&[], path)?,
+            Some((name, parent)) => match self.existing_folder(parent, path)? {
+                None => None,
+                Some(parent) => if_exists(open_below(&parent, OsStr::from_bytes(name)))
+                    .map_err(|error| entry_error("clear", path, error))?,
+            },
+        };
+        let Some(folder) = folder else {
+            return Ok(());
+        };
+        let cleared = keeping_time(&folder, || remove_content(&folder));
+        cleared.map_err(|error| entry_error("clear", path, error))
+    }
+
+    /// Removes the file or link at the path of a folder that a layer has: a link would lead the whiteouts in this folder to
+    /// another one.
+    pub(super) fn make_way_for_folder(&mut self, path: &[u8]) -> Result<()> {
+        let parts = components(path)?;
+        let Some((name, parent)) = parts.split_last() else {
+            return Ok(());
+        };
+        let name = OsStr::from_bytes(name);
+        match self.existing_folder(parent, path)? {
+            Some(folder) if !is_directory(&folder, name) => {
+                let removed = keeping_time(&folder, || remove_all(&folder, name));
+                removed.map_err(|error| entry_error("replace", path, error))
             }
-            Err(_) => Ok(()),
+            _ => Ok(()),
         }
     }
 
-    /// Removes everything in a folder; nothing happens if it does not exist.
-    pub(super) fn clear(&mut self, path: &[u8]) -> Result<()> {
+    /// Opens the folder `parts`, unless it does not exist. `path` is the entry that is about it.
+    fn existing_folder(&mut self, parts: &[&[u8]], path: &[u8]) -> Result<Option<OwnedFd>> {
         self.leave_parent()?;
-        let Ok(folder) = open_folder(&self.root, &components(path)?, MissingFolders::Fail) else {
-            return Ok(());
-        };
-        let cleared = open_below(&folder, OsStr::new(".")).and_then(|folder| remove_content(&folder));
-        cleared.map_err(|error| entry_error("clear", path, error))
+        let opened = if_exists(open_folder(&self.root, parts, MissingFolders::Fail));
+        opened.map_err(|error| entry_error("open the folder of", path, error))
     }
 
     /// The parent of an entry, which stays open for the next entry.
@@ -335,6 +355,12 @@ impl RootTarget {
         let target_folder = open_folder(&self.root, target_parent, MissingFolders::Fail).map_err(missing)?;
         let target_name = OsStr::from_bytes(target_name);
         let stat = rustix::fs::statat(&target_folder, target_name, AtFlags::SYMLINK_NOFOLLOW);
+        if matches!(stat, Err(Errno::NOENT)) && self.lost_files.has(&target_parts) {
+            let reason = format!("another name of {:?}, which could not be created", shown(target));
+            account.lose(&entry.path, reason);
+            self.lost_files.add(parts);
+            return Ok(());
+        }
         let stat = stat.map_err(|error| missing(error.into()))?;
         let place = self.place(&entry.path, parts)?;
         let existing = rustix::fs::statat(place.folder, place.name, AtFlags::SYMLINK_NOFOLLOW);
@@ -382,6 +408,7 @@ impl RootTarget {
                     "the system does not permit devices"
                 };
                 account.lose(&entry.path, format!("a device: {why}"));
+                self.lost_files.add(parts);
                 return Ok(());
             }
             return Err(failed(error));
@@ -415,6 +442,7 @@ impl EntrySink for RootTarget {
                     &entry.path,
                     format!("a file of the unknown type {:?}", char::from(*letter)),
                 );
+                self.lost_files.add(&parts);
                 Ok(())
             }
             _ => self.node(entry, &parts, account),
@@ -422,15 +450,13 @@ impl EntrySink for RootTarget {
     }
 }
 
-fn modified_of(stat: &Stat) -> Timestamps {
-    Timestamps {
-        last_access: Timespec {
-            tv_sec: 0,
-            tv_nsec: UTIME_OMIT,
-        },
-        last_modification: Timespec {
-            tv_sec: stat.st_mtime,
-            tv_nsec: i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+/// `None` if there is no such folder. Other errors must not look like that: what a layer removes would stay.
+fn if_exists(opened: io::Result<OwnedFd>) -> io::Result<Option<OwnedFd>> {
+    match opened {
+        Ok(folder) => Ok(Some(folder)),
+        Err(error) => match error.raw_os_error().map(Errno::from_raw_os_error) {
+            Some(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+            _ => Err(error),
         },
     }
 }

@@ -7,7 +7,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use holdfast_archive::{TreeEntry, TreeEntryKind, TreeTarWriter, TreeTime};
+use holdfast_archive::{DeviceNumber, TreeEntry, TreeEntryKind, TreeTarWriter, TreeTime};
 use holdfast_block::ManualClock;
 use tempfile::TempDir;
 
@@ -427,4 +427,77 @@ fn an_interruption_ends_the_job() {
     let error = pack_root(&from, &mut Vec::new(), PackRootOptions::default(), job).unwrap_err();
     assert_eq!(error.to_string(), "interrupted");
     assert!(copy_root(&from, &directory.path().join("to"), job).is_err());
+}
+
+/// Their permissions once depended on the umask, and the folder in which one was created got the current time.
+#[test]
+fn folders_that_are_not_in_the_archive_are_created_with_fixed_permissions() {
+    let directory = TempDir::new().unwrap();
+    shell(
+        directory.path(),
+        "mkdir -p from/top/a/b; : > from/top/a/b/file; touch -d 2001-02-03 from/top; chmod 700 from/top
+         tar --no-recursion -C from -cf tree.tar top top/a/b/file",
+    );
+    let root = folder(directory.path(), "root");
+    if has_program("setfacl") {
+        // A default ACL has the same effect as a umask, which is one of the whole process.
+        shell(&root, "setfacl -d -m u::rwx,g::---,o::--- .");
+    }
+    from_tar(&directory.path().join("tree.tar"), &root).unwrap();
+    assert_eq!(
+        shell(&root, "stat -c %a top top/a top/a/b; date -r top +%F"),
+        "700\n755\n755\n2001-02-03\n"
+    );
+}
+
+/// A further name of a device that the system does not permit once ended the job.
+#[test]
+fn further_names_of_a_device_that_cannot_be_created_are_losses() {
+    let directory = TempDir::new().unwrap();
+    let archive = directory.path().join("devices.tar");
+    let entry = |path: &str, kind| TreeEntry {
+        path: path.into(),
+        kind,
+        mode: 0o600,
+        uid: 0,
+        gid: 0,
+        modified: TreeTime::default(),
+        attributes: Vec::new(),
+        unresolved_acl_count: 0,
+        size_bytes: 0,
+        extents: Vec::new(),
+        offset: 0,
+    };
+    let mut bytes = Vec::new();
+    let mut writer = TreeTarWriter::new(&mut bytes);
+    for entry in [
+        entry(
+            "dev/null",
+            TreeEntryKind::CharacterDevice(DeviceNumber { major: 1, minor: 3 }),
+        ),
+        entry("dev/again", TreeEntryKind::HardLink(b"./dev/null".to_vec())),
+        entry("third", TreeEntryKind::HardLink(b"dev/again".to_vec())),
+        entry("file", TreeEntryKind::File),
+    ] {
+        writer.append(&entry).unwrap();
+    }
+    writer.finish().unwrap();
+    write(&archive, &bytes);
+    let root = folder(directory.path(), "root");
+    // The right to create devices, which root may have, is one of a thread.
+    let fill = || {
+        let mut sets = rustix::thread::capabilities(None).unwrap();
+        sets.effective.remove(rustix::thread::CapabilitySet::MKNOD);
+        rustix::thread::set_capabilities(None, sets).unwrap();
+        from_tar(&archive, &root).unwrap()
+    };
+    let report = std::thread::scope(|scope| scope.spawn(fill).join().unwrap());
+    let lost: Vec<_> = report.losses.iter().map(|loss| loss.path.as_str()).collect();
+    assert_eq!(
+        lost.first_chunk::<3>(),
+        Some(&["dev/null", "dev/again", "third"]),
+        "{:?}",
+        report.losses
+    );
+    assert_eq!((report.counts.file_count, report.counts.hard_link_count), (1, 0));
 }

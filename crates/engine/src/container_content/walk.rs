@@ -14,10 +14,10 @@ use holdfast_archive::{DeviceNumber, TreeEntry, TreeEntryKind, TreeTime};
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
-use super::file_attributes::read_xattrs;
+use super::file_attributes::{FileIdentity, read_xattrs};
 use super::loss::Account;
 use super::root_path::bad_entry;
-use super::root_target::{FileIdentity, LOST_AND_FOUND};
+use super::root_target::LOST_AND_FOUND;
 use super::source_file::{ExtentReader, extents_of};
 use super::{EntrySink, entry_error};
 use crate::job::{Error, Result};

@@ -2,13 +2,14 @@
 //!
 //! A layer removes files of lower layers by whiteouts: `.wh.NAME` removes NAME, `.wh..wh..opq` removes everything in its folder.
 //! Both concern lower layers only, wherever they stand in the layer. So a layer is read twice: first its whiteouts are
-//! applied, then its files are added. That needs no list of the files of a layer.
+//! applied, then its files are added. That needs no list of the files of a layer. A folder of the layer replaces a link of
+//! a lower layer already in the first pass, so that no whiteout in it is applied to the folder that the link leads to.
 
 use std::io::{self, Read};
 use std::path::Path;
 
 use aws_lc_rs::digest::{Context, SHA256};
-use holdfast_archive::{EndMarker, TreeEntry, TreeTarReader};
+use holdfast_archive::{EndMarker, TreeEntry, TreeEntryKind, TreeTarReader};
 
 use super::super::layout::{LayoutFiles, unpacked};
 use super::super::loss::Account;
@@ -99,6 +100,7 @@ type LayerEntry<'a> = dyn FnMut(&TreeEntry, &mut dyn Read) -> Result<()> + 'a;
 fn read_layer(files: &LayoutFiles, layer: &ChosenLayer, job: Job<'_>, pass: &mut LayerEntry<'_>) -> Result<()> {
     let blob = &layer.blob;
     let origin = format!("layer {}", blob.digest.text());
+        None if entry.kind == TreeEntryKind::Directory => target.make_way_for_folder(&entry.path),
     let stream = unpacked(files.open_blob(blob)?.stream, job.thread_count, &origin)?;
     let digesting = DigestReader {
         stream,
@@ -111,11 +113,8 @@ fn read_layer(files: &LayoutFiles, layer: &ChosenLayer, job: Job<'_>, pass: &mut
         pass(&entry, &mut reader)?;
     }
     let context = reader.into_stream().context;
-    match &layer.unpacked {
-        Some(digest) if !digest.matches(context) => {
-            Err(blob.digest.bad(format!("unpacked, it is not {}", digest.text())))
-        }
-        _ => Ok(()),
+    if layer.unpacked.matches(context) {
+        return Ok(());
     }
 }
 
@@ -127,6 +126,9 @@ struct DigestReader {
 impl Read for DigestReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(buffer)?;
+    Err(blob
+        .digest
+        .bad(format!("unpacked, it is not {}", layer.unpacked.text())))
         self.context.update(buffer.get(..count).unwrap_or_default());
         Ok(count)
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::super::layout::{BlobDigest, BlobName, LayoutFiles};
+use super::super::root_path::components;
 use super::documents::{
     ConfigurationDocument, Descriptor, ManifestDocument, PlatformDocument, SavedImage, bad, is_short_for, parse,
 };
@@ -24,8 +25,8 @@ pub(super) struct ChosenImage {
 /// A layer, lowest first.
 pub(super) struct ChosenLayer {
     pub(super) blob: BlobName,
-    /// The digest of the layer when it is unpacked, if the configuration has it.
-    pub(super) unpacked: Option<BlobDigest>,
+    /// The digest of the layer when it is unpacked.
+    pub(super) unpacked: BlobDigest,
 }
 
 /// Chooses an image of a layout.
@@ -190,7 +191,7 @@ fn from_saved(files: &LayoutFiles, images: &[SavedImage], choice: &ImageChoice) 
     let config = BlobName {
         digest: digest.clone(),
         size_bytes: None,
-        file: Some(image.config.clone()),
+        file: Some(file_in_layout(&image.config)?),
     };
     let configuration: ConfigurationDocument = parse(&files.blob_document(&config)?, &image.config)?;
     let diff_ids = configuration
@@ -205,13 +206,19 @@ fn from_saved(files: &LayoutFiles, images: &[SavedImage], choice: &ImageChoice) 
         Ok(BlobName {
             digest: BlobDigest::parse(digest)?,
             size_bytes: None,
-            file: Some(file.clone()),
+            file: Some(file_in_layout(file)?),
         })
     });
     let blobs = blobs.collect::<Result<Vec<_>>>()?;
     let mut chosen = chosen_image(configuration, blobs, digest.text(), choice)?;
     chosen.configuration.reference = tags(image).into_iter().next();
     Ok(chosen)
+}
+
+/// The path of a file that a document names. A path that leads out of the layout is refused.
+fn file_in_layout(name: &str) -> Result<String> {
+    let parts = components(name.as_bytes())?;
+    Ok(String::from_utf8_lossy(&parts.join(&b'/')).into_owned())
 }
 
 fn chosen_image(
@@ -230,25 +237,23 @@ fn chosen_image(
         ));
     }
     let diff_ids = document.rootfs.and_then(|rootfs| rootfs.diff_ids).unwrap_or_default();
-    if !diff_ids.is_empty() && diff_ids.len() != layers.len() {
+    if diff_ids.len() != layers.len() {
+        let counts = format!("{} layers, and digests of {}", layers.len(), diff_ids.len());
         return Err(bad(
             &digest,
-            "the configuration has another number of layers than the manifest",
+            format!("it has {counts} unpacked ones (rootfs.diff_ids); it is damaged, create it again"),
         ));
     }
-    let unpacked = diff_ids
-        .iter()
-        .map(|id| BlobDigest::parse(id))
-        .collect::<Result<Vec<_>>>()?;
-    let mut unpacked = unpacked.into_iter();
-    let layers = layers.into_iter().map(|blob| ChosenLayer {
-        blob,
-        unpacked: unpacked.next(),
+    let layers = layers.into_iter().zip(&diff_ids).map(|(blob, id)| {
+        Ok(ChosenLayer {
+            blob,
+            unpacked: BlobDigest::parse(id)?,
+        })
     });
     let run = document.config.unwrap_or_default();
     let keys = |map: Option<std::collections::BTreeMap<String, serde_json::Value>>| map.unwrap_or_default().into_keys();
     Ok(ChosenImage {
-        layers: layers.collect(),
+        layers: layers.collect::<Result<_>>()?,
         configuration: ImageConfiguration {
             reference: None,
             digest,

@@ -95,7 +95,7 @@ impl Descriptor {
         self.annotations.as_ref()?.get(name).map(String::as_str)
     }
 
-    /// The shortest name of the image.
+    /// The full name of the image, or its tag if it has no full name.
     pub(super) fn name(&self) -> Option<&str> {
         self.annotation(FULL_NAME).or_else(|| self.annotation(REF_NAME))
     }

@@ -284,3 +284,126 @@ fn archives_of_old_docker_save_are_read() {
         "{error}"
     );
 }
+
+/// A layout whose image has these layers, which are not compressed.
+fn layout_of(parent: &Path, tars: &[&str]) -> Layout {
+    let layout = Layout::new(parent);
+    let layers: Vec<_> = tars.iter().map(|name| read(&parent.join(name))).collect();
+    let layers: Vec<_> = layers.into_iter().map(|tar| (tar.clone(), tar)).collect();
+    layout.index(&[layout.image(&layers, "amd64")]);
+    layout
+}
+
+/// An opaque folder in the place of a link once emptied the folder that the link leads to.
+#[test]
+fn whiteouts_do_not_follow_a_link_that_the_layer_replaces() {
+    let directory = TempDir::new().unwrap();
+    // In the third layer, the whiteout stands before its folder; in the fourth, the folder is not in the layer at all.
+    shell(
+        directory.path(),
+        "mkdir -p 1/usr/lib 1/usr/bin 1/usr/share 2/lib 3/bin 4/share; ln -s usr/lib usr/bin usr/share 1/
+         : > 1/usr/lib/kept; : > 1/usr/lib/named; : > 1/usr/bin/kept; : > 1/usr/share/kept
+         : > 2/lib/.wh..wh..opq; : > 2/lib/.wh.named; : > 2/lib/new; : > 3/bin/.wh..wh..opq; : > 4/share/.wh..wh..opq
+         tar -C 1 -cf 1.tar . ; tar -C 2 -cf 2.tar lib
+         tar -C 3 --no-recursion -cf 3.tar bin/.wh..wh..opq bin ; tar -C 4 -cf 4.tar share/.wh..wh..opq",
+    );
+    let layout = layout_of(directory.path(), &["1.tar", "2.tar", "3.tar", "4.tar"]);
+    let root = folder(directory.path(), "root");
+    fill(&layout.path, &root, None, "amd64").unwrap();
+    let expected = "bin\nlib\nlib/new\nshare\nusr\nusr/bin\nusr/bin/kept\nusr/lib\nusr/lib/kept\nusr/lib/named\n\
+                    usr/share\nusr/share/kept\n";
+    assert_eq!(names(&root), expected);
+    let kinds = shell(&root, "stat -c %F lib bin share");
+    assert_eq!(kinds, "directory\ndirectory\nsymbolic link\n");
+}
+
+/// Errors of a whiteout were once ignored, and what it removes stayed.
+#[test]
+fn a_whiteout_that_cannot_be_applied_is_an_error() {
+    let directory = TempDir::new().unwrap();
+    shell(
+        directory.path(),
+        "mkdir -p 1 2/loop 3/file 3/none; ln -s loop 1/loop; : > 1/file; : > 2/loop/.wh.name
+         : > 3/file/.wh.name; : > 3/none/.wh..wh..opq
+         tar -C 1 -cf 1.tar . ; tar -C 2 -cf 2.tar loop/.wh.name; tar -C 3 -cf 3.tar file/.wh.name none/.wh..wh..opq",
+    );
+    let layout = layout_of(directory.path(), &["1.tar", "3.tar"]);
+    let root = folder(directory.path(), "root");
+    fill(&layout.path, &root, None, "amd64").unwrap();
+    assert_eq!(names(&root), "file\nloop\n");
+    std::fs::remove_dir_all(&layout.path).unwrap();
+    let layout = layout_of(directory.path(), &["1.tar", "2.tar"]);
+    let error = fill(&layout.path, &folder(directory.path(), "bad"), None, "amd64").unwrap_err();
+    let text = holdfast_block::error_text(&error);
+    assert!(text.contains("open the folder of loop/name: Too many levels"), "{text}");
+}
+
+/// A removal once gave the folder the current time.
+#[test]
+fn a_folder_keeps_its_time_when_a_layer_removes_a_file_in_it() {
+    let directory = TempDir::new().unwrap();
+    shell(
+        directory.path(),
+        "mkdir -p 1/etc 1/opaque 2/etc 2/opaque; : > 1/etc/a; : > 1/opaque/a; : > 2/etc/.wh.a; : > 2/opaque/.wh..wh..opq
+         touch -d 2001-02-03 1/etc 1/opaque
+         tar -C 1 -cf 1.tar . ; tar -C 2 -cf 2.tar etc/.wh.a opaque/.wh..wh..opq",
+    );
+    let layout = layout_of(directory.path(), &["1.tar", "2.tar"]);
+    let root = folder(directory.path(), "root");
+    fill(&layout.path, &root, None, "amd64").unwrap();
+    assert_eq!(names(&root), "etc\nopaque\n");
+    assert_eq!(
+        shell(&root, "date -r etc +%F; date -r opaque +%F"),
+        "2001-02-03\n2001-02-03\n"
+    );
+}
+
+#[test]
+fn an_image_without_digests_of_its_layers_is_refused() {
+    let directory = TempDir::new().unwrap();
+    shell(directory.path(), "mkdir 1; : > 1/file; tar -C 1 -cf 1.tar .");
+    let layout = Layout::new(directory.path());
+    let tar = read(&directory.path().join("1.tar"));
+    let layer = layout.blob(&tar, "application/vnd.oci.image.layer.v1.tar");
+    for rootfs in [json!(null), json!({"diff_ids": []})] {
+        let config = json!({"architecture": "amd64", "os": "linux", "rootfs": rootfs});
+        let config = layout.document(&config, "application/vnd.oci.image.config.v1+json");
+        let manifest = json!({"schemaVersion": 2, "config": config, "layers": [layer]});
+        layout.index(&[layout.document(&manifest, "application/vnd.oci.image.manifest.v1+json")]);
+        let root = directory.path().join("root");
+        std::fs::create_dir_all(&root).unwrap();
+        let error = fill(&layout.path, &root, None, "amd64").unwrap_err().to_string();
+        assert!(error.contains("1 layers, and digests of 0"), "{error}");
+        assert_eq!(names(&root), "");
+    }
+}
+
+#[test]
+fn paths_in_a_manifest_do_not_lead_out_of_the_layout() {
+    let directory = TempDir::new().unwrap();
+    let save = folder(directory.path(), "save");
+    shell(directory.path(), "mkdir 1; : > 1/file; tar -C 1 -cf 1.tar .");
+    let diff_id = format!("sha256:{}", sha256(&read(&directory.path().join("1.tar"))));
+    let config = json!({"architecture": "amd64", "os": "linux", "rootfs": {"diff_ids": [diff_id]}}).to_string();
+    let config_name = format!("{}.json", sha256(config.as_bytes()));
+    let outside = directory.path().join(&config_name);
+    write(&outside, config.as_bytes());
+    write(&save.join(&config_name), config.as_bytes());
+    let root = folder(directory.path(), "root");
+    for (config, layer, expected) in [
+        (config_name.clone(), "../1.tar".to_owned(), "leads out"),
+        (format!("../{config_name}"), "1.tar".to_owned(), "leads out"),
+        // An absolute path is one in the layout.
+        (
+            config_name,
+            directory.path().join("1.tar").display().to_string(),
+            "it is missing",
+        ),
+        (outside.display().to_string(), "1.tar".to_owned(), "it is missing"),
+    ] {
+        let manifest = json!([{"Config": config, "RepoTags": ["one"], "Layers": [layer]}]);
+        write(&save.join("manifest.json"), manifest.to_string().as_bytes());
+        let error = fill(&save, &root, None, "amd64").unwrap_err().to_string();
+        assert!(error.contains(expected), "{config} {layer}: {error}");
+    }
+}
