@@ -206,8 +206,8 @@ fn member(kind: u8, name: &[u8], data: &[u8]) -> Vec<u8> {
 fn record(key: &str, value: &[u8]) -> Vec<u8> {
     let rest = [b" ", key.as_bytes(), b"=", value, b"\n"].concat();
     let length = (1..=9).map(|digits| rest.len() + digits);
-    let length = length.filter(|length| length.to_string().len() + rest.len() == *length);
-    let length = length.last().unwrap();
+    let mut length = length.filter(|length| length.to_string().len() + rest.len() == *length);
+    let length = length.next_back().unwrap();
     [length.to_string().as_bytes(), &rest].concat()
 }
 
