@@ -12,8 +12,14 @@ use crate::job::{Error, Result};
 pub(super) const RUNTIME_PREFIX: &str = "holdfast-container-";
 /// Prefix of the folders with the disks of mounted snapshots.
 pub(super) const DISK_PREFIX: &str = "holdfast-disk-";
+/// Prefix of the folders on which containers are mounted while they are created.
+pub(super) const MOUNT_PREFIX: &str = "holdfast-mount-";
 /// How the sources of FUSE file systems begin.
-const SOURCE_PREFIX: &str = "holdfast:";
+pub(super) const SOURCE_PREFIX: &str = "holdfast:";
+/// The note of a pause, and its name until it is complete.
+const PAUSE_NOTE: &str = "paused";
+const PARTIAL_PAUSE_NOTE: &str = "paused.new";
+const PAUSE_LOCK: &str = "pause.lock";
 /// The disk in the FUSE file system.
 pub(super) const DISK_FILE: &str = "disk.raw";
 
@@ -111,12 +117,12 @@ impl ContainerPlace {
 
     /// The note of a process that has paused the container of a runtime.
     pub(super) fn pause_note(&self) -> PathBuf {
-        self.runtime_folder().join("paused")
+        self.runtime_folder().join(PAUSE_NOTE)
     }
 
     /// The lock of the process that has paused it. The file is never renamed.
     pub(super) fn pause_lock(&self) -> PathBuf {
-        self.runtime_folder().join("pause.lock")
+        self.runtime_folder().join(PAUSE_LOCK)
     }
 
     /// Creates the folders, which only the current user can access.
@@ -138,13 +144,24 @@ impl ContainerPlace {
         Ok(())
     }
 
-    /// Deletes the folders and the socket, as far as they are not in use.
+    /// Deletes the folders, the socket and the note of a pause, as far as they are not in use.
     pub(super) fn clear(&self) {
         std::fs::remove_file(self.socket()).ok();
-        std::fs::remove_file(self.pause_note()).ok();
-        std::fs::remove_file(self.pause_lock()).ok();
+        remove_ended_pause(&self.runtime_folder());
         std::fs::remove_dir(self.disk_folder()).ok();
         std::fs::remove_dir(self.runtime_folder()).ok();
+    }
+}
+
+/// Deletes the files of a pause in the runtime folder of a container, unless the process that pauses it, or its runc
+/// or CRIU, is alive: these hold the lock.
+pub(super) fn remove_ended_pause(folder: &Path) {
+    let lock = std::fs::File::open(folder.join(PAUSE_LOCK));
+    if lock.is_ok_and(|lock| holdfast_block::is_locked(&lock).unwrap_or(true)) {
+        return;
+    }
+    for name in [PAUSE_NOTE, PARTIAL_PAUSE_NOTE, PAUSE_LOCK] {
+        std::fs::remove_file(folder.join(name)).ok();
     }
 }
 

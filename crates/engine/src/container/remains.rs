@@ -12,8 +12,7 @@ use holdfast_host::provider::Mounts;
 use rustix::mount::UnmountFlags;
 
 use super::attach::mount_points;
-use super::place::DISK_PREFIX;
-use super::place::{DISK_FILE, RUNTIME_PREFIX};
+use super::place::{DISK_FILE, DISK_PREFIX, MOUNT_PREFIX, RUNTIME_PREFIX, SOURCE_PREFIX, remove_ended_pause};
 
 /// How long the kernel may take until it releases a block device.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -61,16 +60,24 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
     let mut remains = Vec::new();
     for folder in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        // The doctor deletes empty folders of all kinds.
-        let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
-        if is_empty || !name.starts_with(RUNTIME_PREFIX) && !name.starts_with(DISK_PREFIX) {
+        let prefixes = [RUNTIME_PREFIX, DISK_PREFIX, MOUNT_PREFIX];
+        if !prefixes.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }
-        let disk = folder.join("disk");
+        // The doctor deletes empty folders of all kinds. A file system in the place of the folder has a disk in another one.
+        let is_empty = std::fs::read_dir(&folder).is_ok_and(|mut entries| entries.next().is_none());
+        let own_source = mounts.source_of(&folder);
+        if is_empty || own_source.is_some_and(|source| !source.starts_with(SOURCE_PREFIX)) {
+            continue;
+        }
+        let disk = disk_folder_in(&folder, &mounts);
         let source = mounts.source_of(&disk);
-        let container = source
-            .and_then(|source| source.strip_prefix("holdfast:"))
-            .map(PathBuf::from);
+        let container = source.and_then(|source| source.strip_prefix(SOURCE_PREFIX));
+        let container = container.map(|container| match container.rsplit_once('@') {
+            // A snapshot is served as CONTAINER@SNAPSHOT.
+            Some((container, _)) if name.starts_with(DISK_PREFIX) => PathBuf::from(container),
+            _ => PathBuf::from(container),
+        });
         remains.push(RuntimeRemains {
             state: match source {
                 Some(_) if dead.contains(&disk) => RuntimeState::Dead,
@@ -87,12 +94,21 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
     remains
 }
 
+/// Where the disk of a folder is mounted: the disk of a mounted snapshot, and that of a container that is being created,
+/// in the place of the folder itself; other disks in a folder in it.
+fn disk_folder_in(folder: &Path, mounts: &Mounts) -> PathBuf {
+    match mounts.source_of(folder) {
+        Some(source) if source.starts_with(SOURCE_PREFIX) => folder.to_owned(),
+        _ => folder.join("disk"),
+    }
+}
+
 /// Unmounts what is mounted from the disk in `folder`, whose server is dead, and deletes the folder.
 ///
 /// # Errors
 /// Something cannot be unmounted or deleted.
 pub(crate) fn clear_runtime_remains(folder: &Path, clock: &dyn Clock) -> std::io::Result<()> {
-    let disk_folder = folder.join("disk");
+    let disk_folder = disk_folder_in(folder, &Mounts::read().unwrap_or_default());
     let disk = disk_folder.join(DISK_FILE);
     for point in mount_points(&disk).iter().rev() {
         // A frozen file system cannot be unmounted.
@@ -107,6 +123,7 @@ pub(crate) fn clear_runtime_remains(folder: &Path, clock: &dyn Clock) -> std::io
         unmount_fuse(&disk_folder, UnmountMode::Detach).map_err(std::io::Error::other)?;
     }
     std::fs::remove_file(folder.join("control")).ok();
+    remove_ended_pause(folder);
     for below in ["root", "disk"] {
         match std::fs::remove_dir(folder.join(below)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
@@ -114,4 +131,55 @@ pub(crate) fn clear_runtime_remains(folder: &Path, clock: &dyn Clock) -> std::io
         }
     }
     std::fs::remove_dir(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use holdfast_block::{LockOutcome, ManualClock, lock_file};
+
+    use super::{RuntimeState, clear_runtime_remains, runtime_remains};
+
+    /// Notes of a pause once kept the folder from being deleted.
+    #[test]
+    fn folders_of_killed_processes_are_cleared_with_their_notes() {
+        let runtime = tempfile::tempdir().unwrap();
+        for name in ["holdfast-container-1", "holdfast-mount-1", "holdfast-other-1"] {
+            let folder = runtime.path().join(name);
+            std::fs::create_dir_all(folder.join("disk")).unwrap();
+            for file in ["control", "pause.lock", "paused", "paused.new"] {
+                File::create(folder.join(file)).unwrap();
+            }
+        }
+        std::fs::create_dir(runtime.path().join("holdfast-disk-empty")).unwrap();
+        let found = runtime_remains(runtime.path());
+        let names: Vec<_> = found
+            .iter()
+            .map(|remains| remains.folder.file_name().unwrap().to_str().unwrap())
+            .collect();
+        assert_eq!(names, ["holdfast-container-1", "holdfast-mount-1"]);
+        for remains in found {
+            assert_eq!(remains.state, RuntimeState::Unmounted);
+            clear_runtime_remains(&remains.folder, &ManualClock::new()).unwrap();
+            assert!(!remains.folder.exists());
+        }
+    }
+
+    #[test]
+    fn the_note_of_a_pause_that_goes_on_is_kept() {
+        let runtime = tempfile::tempdir().unwrap();
+        let folder = runtime.path().join("holdfast-container-1");
+        std::fs::create_dir(&folder).unwrap();
+        File::create(folder.join("paused")).unwrap();
+        let file = File::create(folder.join("pause.lock")).unwrap();
+        let LockOutcome::Locked(lock) = lock_file(&file).unwrap() else {
+            panic!("the test needs a file system with locks");
+        };
+        clear_runtime_remains(&folder, &ManualClock::new()).unwrap_err();
+        assert!(folder.join("paused").exists());
+        drop(lock);
+        clear_runtime_remains(&folder, &ManualClock::new()).unwrap();
+        assert!(!folder.exists());
+    }
 }
