@@ -272,7 +272,7 @@ fn a_killed_server_is_not_listed_and_can_be_started_again() {
     server.stop(WARNED);
 }
 
-/// Whatever is sent to the control socket, the server goes on.
+/// Invalid requests on the control socket do not end the server.
 #[test]
 fn hostile_requests_do_not_harm_a_server() {
     let rig = Rig::empty();
