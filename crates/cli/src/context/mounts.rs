@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::error_text;
-use holdfast_engine::MountPlace;
+use holdfast_engine::{ContainerError, MountPlace, ServerFailure};
 use holdfast_host::fuse_mount::MountReaders;
 use holdfast_serve::fuse::MountEvents;
 use rustix::io::Errno;
@@ -112,6 +112,20 @@ impl Context {
             )),
         }
     }
+}
+
+/// The result of starting a server, as an engine job expects it. A server that has ended has reported its error.
+pub fn started(result: Result<Option<Exit>, Error>) -> Result<(), holdfast_engine::Error> {
+    let message = match result {
+        Ok(None) => return Ok(()),
+        Ok(Some(_)) => "the server of the disk has ended".to_owned(),
+        Err(error) => error_text(&error),
+    };
+    Err(ContainerError::Server {
+        failure: ServerFailure::Io,
+        message,
+    }
+    .into())
 }
 
 /// Called by the worker of a server in the background. A program that reads the output of the command until its end

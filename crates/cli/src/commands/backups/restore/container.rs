@@ -5,11 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::error_text;
-use holdfast_engine::{
-    ContainerError, ContainerFiles, ContainerTarget, ContentCounts, ContentLoss, RestoredDisk, ServerFailure,
-    StoredContainer,
-};
+use holdfast_engine::{ContainerFiles, ContainerTarget, ContentCounts, ContentLoss, RestoredDisk, StoredContainer};
 use holdfast_image::Format;
 use holdfast_repo::Repository;
 use serde::Serialize;
@@ -17,6 +13,7 @@ use serde::Serialize;
 use super::{RestoreArgs, RestoredDiskDocument};
 use crate::commands::backups::mount::serve_snapshot_in_background;
 use crate::context::Context;
+use crate::context::mounts::started;
 use crate::context::standard_streams::{StandardOutput, refuse_terminal, stopped_or};
 use crate::errors::Error;
 use crate::exit::Exit;
@@ -84,7 +81,10 @@ pub(super) fn run(args: &RestoreArgs, target: ContainerPlaceArg<'_>, context: &C
             format: format.map(Format::name),
             files: None,
         };
-        ContainerRestored::new(&stored, args.dry_run, container)
+        ContainerRestored {
+            dry_run: args.dry_run,
+            ..ContainerRestored::new(&stored, container)
+        }
     };
     let start = context.clock().now();
     let duration = || context.clock().now().saturating_sub(start);
@@ -135,16 +135,7 @@ fn serve_disk(
     folder: &Path,
     context: &Context,
 ) -> Result<(), holdfast_engine::Error> {
-    let message = match serve_snapshot_in_background(repository, disk, folder, context) {
-        Ok(None) => return Ok(()),
-        Ok(Some(_)) => "the server of the disk has ended".to_owned(),
-        Err(error) => error_text(&error),
-    };
-    Err(ContainerError::Server {
-        failure: ServerFailure::Io,
-        message,
-    }
-    .into())
+    started(serve_snapshot_in_background(repository, disk, folder, context))
 }
 
 fn is_stdout(path: &Path) -> bool {
@@ -302,9 +293,9 @@ struct FilesDocument {
 }
 
 impl ContainerRestored {
-    fn new(stored: &StoredContainer, dry_run: bool, container: ContainerTargetDocument) -> Self {
+    fn new(stored: &StoredContainer, container: ContainerTargetDocument) -> Self {
         Self {
-            dry_run,
+            dry_run: false,
             id: stored.snapshot.id.to_string(),
             machine: stored.snapshot.machine.clone(),
             time: holdfast_engine::time_of(&stored.snapshot).to_string(),

@@ -11,11 +11,12 @@ use holdfast_engine::{
 use holdfast_image::Format;
 use serde::Serialize;
 
+use super::container_tools;
 use super::mount_args::server_words;
-use super::{container_tools, started};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
+use crate::context::mounts::started;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report};

@@ -16,8 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::error_text;
-use holdfast_engine::{ContainerError, ContainerPlace, ServerFailure};
+use holdfast_engine::ContainerPlace;
 use holdfast_host::LocalTools;
 
 use crate::args::{Example, SharedOptions, VerbEntry};
@@ -100,20 +99,6 @@ impl ContainerArg {
     fn place(&self, context: &Context) -> Result<ContainerPlace, Error> {
         Ok(ContainerPlace::find(&self.container, &context.runtime_folder())?)
     }
-}
-
-/// The result of starting a server, as an engine job expects it. A server that has ended has reported its error.
-fn started(result: Result<Option<Exit>, Error>) -> Result<(), holdfast_engine::Error> {
-    let message = match result {
-        Ok(None) => return Ok(()),
-        Ok(Some(_)) => "the server of the disk has ended".to_owned(),
-        Err(error) => error_text(&error),
-    };
-    Err(ContainerError::Server {
-        failure: ServerFailure::Io,
-        message,
-    }
-    .into())
 }
 
 /// How long `mkfs`, or the growth of a file system, may take.

@@ -9,13 +9,14 @@ use holdfast_engine::{
 use holdfast_host::provider::Mounts;
 use serde::Serialize;
 
+use super::container_tools;
 use super::mount_args::MountContainerArgs;
 use super::server::{serve_container_mount, serve_snapshot};
-use super::{container_tools, started};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::mounts::empty_mount_point;
+use crate::context::mounts::started;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report};
