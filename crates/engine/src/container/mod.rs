@@ -40,7 +40,9 @@ pub use freezer::{FreezerLauncher, serve_freezer};
 pub use memory::{TakenMemory, take_memory_snapshot};
 pub use place::ContainerPlace;
 pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};
-pub use resume::{ResumeChoice, ResumePlan, check_resume, plan_resume, restore_memory, return_to_memory};
+pub use resume::{
+    ResumeChoice, ResumePlan, check_resume, plan_resume, preview_resume, restore_memory, return_to_memory,
+};
 pub use runtime::RuntimeRequest;
 pub use serve::{
     ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,

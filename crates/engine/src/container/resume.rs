@@ -13,7 +13,7 @@ use super::memory::{
     make_log_folder,
 };
 use super::place::ContainerPlace;
-use super::runtime::{CriuFolders, RuntimeRequest, memory_error};
+use super::runtime::{CriuFolders, RuntimeRequest, RuntimeState, memory_error};
 use crate::job::error::{ContainerError, MemoryProblem};
 use crate::job::{Error, Job, Result};
 
@@ -127,14 +127,29 @@ fn check_config(bundle: &Path, memory: &Path) -> Result<()> {
 /// # Errors
 /// They cannot, or a container of this name runs.
 pub fn check_resume(plan: &ResumePlan, runtime: &RuntimeRequest<'_>) -> Result<()> {
+    match ended_container(plan, runtime)? {
+        None => Ok(()),
+        Some(_) => runtime.forget(),
+    }
+}
+
+/// Checks what [`check_resume`] checks, and changes nothing.
+///
+/// # Errors
+/// Those of [`check_resume`].
+pub fn preview_resume(plan: &ResumePlan, runtime: &RuntimeRequest<'_>) -> Result<()> {
+    ended_container(plan, runtime).map(drop)
+}
+
+/// The container of the name in `plan`, if runc knows one that has ended.
+fn ended_container(plan: &ResumePlan, runtime: &RuntimeRequest<'_>) -> Result<Option<RuntimeState>> {
     runtime.check_programs()?;
     match runtime.state()? {
-        None => Ok(()),
-        Some(state) if state.status == "stopped" => runtime.forget(),
-        Some(state) => Err(memory_error(
+        Some(state) if state.status != "stopped" => Err(memory_error(
             MemoryProblem::IdInUse,
             format!("the container {} of runc is {}", plan.id, state.status),
         )),
+        state => Ok(state),
     }
 }
 

@@ -209,7 +209,16 @@ fn memory_and_disk_are_stored_while_the_container_is_paused() {
     assert!(world.refused(&resume).contains("is mounted"));
     world.rig.ok(&["container", "unmount", "web1"]);
     world.rig.ok(&["container", "switch", "web1", "one", "--discard"]);
+    // A dry run once checked neither the programs nor whether the name is free.
+    let dry_run = ["container", "resume", "web1", "--dry-run"];
+    assert!(
+        world
+            .refused(&dry_run)
+            .contains("the container web1 of runc is running")
+    );
     world.set("status", "stopped");
+    assert_eq!(world.report(&dry_run)["dry_run"], true);
+    assert_eq!(world.take_calls(), "");
     world.set("broken", "");
     assert!(
         world
@@ -363,6 +372,14 @@ fn the_helper_of_mount_translates_options() {
             &["/c", "/m", "-n", "-v", "-o", "disk,allow_other"],
             "container mount --disk --allow-other -- /c /m",
         ),
+        (
+            &["/c", "/m", "-o", "auto,nouser,nousers,noowner,nogroup"],
+            "container mount -- /c /m",
+        ),
+        (
+            &["/c", "/m", "-o", "users,owner,exec,suid,dev"],
+            "container mount -- /c /m",
+        ),
         (&["/c", "/m", "-s", "-o", "bogus"], "container mount -- /c /m"),
         (&["/c", "/m", "-f", "-o", "rw", "-t", "holdfast"], ""),
     ];
@@ -377,6 +394,7 @@ fn the_helper_of_mount_translates_options() {
     let refusals = [
         (&["/c"][..], "usage: mount.holdfast"),
         (&["/c", "/m", "-o", "bogus"], "the option bogus is not known"),
+        (&["/c", "/m", "-o", "lazytime"], "the option lazytime is not supported"),
         (
             &["/c", "/m", "-o", "ro"],
             "the option snapshot=NAME mounts a snapshot read-only",

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_engine::{
-    ContainerPlace, ResumeChoice, ResumePlan, RuntimeRequest, check_resume, plan_resume, restore_memory,
-    return_to_memory, unmount_container,
+    ContainerPlace, ResumeChoice, ResumePlan, RuntimeRequest, check_resume, plan_resume, preview_resume,
+    restore_memory, return_to_memory, unmount_container,
 };
 use serde::Serialize;
 
@@ -65,6 +65,7 @@ impl Verb for ResumeContainerArgs {
             restore_ms: None,
         };
         if self.dry_run {
+            preview_resume(&plan, &runtime)?;
             return context.report(&report);
         }
         check_resume(&plan, &runtime)?;
@@ -74,8 +75,18 @@ impl Verb for ResumeContainerArgs {
             place.folder.clone().into(),
             folder.clone().into(),
         ];
-        if let Some(exit) = context.serve_in_background(words, &folder, None)? {
-            return Ok(exit);
+        match context.serve_in_background(words, &folder, None) {
+            Ok(None) => {}
+            Ok(Some(exit)) => {
+                // A mount that fails late, after a replay of the journal, has changed the disk.
+                let returned = context.work(1, |_| return_to_memory(&place, &plan));
+                warn_of_left(returned, &place, &plan, context);
+                return Ok(exit);
+            }
+            Err(error) => {
+                warn_of_left(undo(&place, &plan, context), &place, &plan, context);
+                return Err(error);
+            }
         }
         let took = restore(&place, &plan, &runtime, context)?;
         report.restore_ms = Some(took.as_secs_f64() * 1000.0);
@@ -92,20 +103,30 @@ fn restore(
 ) -> Result<Duration, Error> {
     let restored = context.work(1, |job| restore_memory(place, plan, runtime, job));
     if restored.is_err() {
-        let undone = context.work(1, |job| {
-            unmount_container(place, job)?;
-            return_to_memory(place, plan)
-        });
-        if let Err(error) = undone {
-            context.console().warning(&format!(
-                "{} stays mounted on {}: {}",
-                place.folder.display(),
-                plan.folder.display(),
-                holdfast_block::error_text(&error)
-            ));
-        }
+        warn_of_left(undo(place, plan, context), place, plan, context);
     }
     restored
+}
+
+/// Unmounts the container, and puts its disk back to the snapshot.
+fn undo(place: &ContainerPlace, plan: &ResumePlan, context: &Context) -> Result<(), Error> {
+    context.work(1, |job| {
+        unmount_container(place, job)?;
+        return_to_memory(place, plan)
+    })
+}
+
+fn warn_of_left(undone: Result<(), Error>, place: &ContainerPlace, plan: &ResumePlan, context: &Context) {
+    if let Err(error) = undone {
+        context.console().warning(&format!(
+            "{} is not at the snapshot {} any more: {}; unmount it from {} if it is mounted, and holdfast container \
+             switch goes back",
+            place.folder.display(),
+            plan.snapshot,
+            holdfast_block::error_text(&error),
+            plan.folder.display(),
+        ));
+    }
 }
 
 /// Report of `container resume`.
