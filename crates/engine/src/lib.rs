@@ -65,14 +65,14 @@ pub use container::{
     ContainerTraffic, ContainerWorkerRequest, CreateContainerReport, CreateContainerRequest, FileSystemKind,
     FreezerLauncher, Growth, MountedDisk, MountedSnapshot, ResumeChoice, ResumePlan, RootFiller, RuntimeRequest,
     ServeUntil, SnapshotDeletion, SnapshotRequest, SnapshotServeRequest, SnapshotState, TakenMemory, TakenSnapshot,
-    UnmountedContainer, check_resume, container_state, create_container, delete_snapshots, fold_layers, grow_container,
-    mount_snapshot, plan_container_switch, plan_resume, preview_resume, restore_memory, return_to_memory,
-    serve_container, serve_freezer, switch_container, take_memory_snapshot, take_snapshot, trim_container, unmount_container,
-    unmount_snapshot, wait_for_unmount,
+    UnmountedContainer, check_create, check_resume, container_state, create_container, delete_snapshots, fold_layers,
+    grow_container, mount_snapshot, plan_container_switch, plan_resume, preview_resume, restore_memory,
+    return_to_memory, serve_container, serve_freezer, switch_container, take_memory_snapshot, take_snapshot,
+    trim_container, unmount_container, unmount_snapshot, wait_for_unmount,
 };
 pub use container_content::{
     ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,
-    PackRootOptions, PackedHoles, TarInput, copy_root, fill_root, pack_root,
+    PackRootOptions, PackedHoles, TarInput, check_source, copy_root, fill_root, is_image_archive, pack_root,
 };
 pub use container_restore::{ContainerFiles, ContainerTarget, StoredContainer};
 pub use doctor::{

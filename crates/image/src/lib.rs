@@ -52,8 +52,8 @@ pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, Stream
 pub use live::{
     CONTAINER_FILE, ChainStatus, Changes, Collapse, ContainerLock, ContainerTree, CurrentState, LayerStatus, LiveChain,
     LiveOptions, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, MergeObserver, MergeProgress, NewContainer, NewSnapshot,
-    PointInTime, PreparedSnapshot, SnapshotEntry, SwitchPlan, TreeLayer, create_container, is_container,
-    is_memory_folder, new_memory_folder, plan_switch, switch,
+    PointInTime, PreparedSnapshot, SnapshotEntry, SwitchPlan, TreeLayer, check_new_container, create_container,
+    is_container, is_memory_folder, new_memory_folder, plan_switch, switch,
 };
 pub use model::block_options::BlockOptions;
 pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::Tools;
+use holdfast_host::{Answer, ToolError, Tools};
 use holdfast_image::{ContainerLock, Format, LiveChain, LiveOptions, NewContainer};
+use rustix::fs::{Access, AtFlags, CWD};
 
 use super::attach::FileSystemKind;
-use super::place::{ContainerPlace, DISK_FILE};
+use super::place::{ContainerPlace, DISK_FILE, MOUNT_PREFIX};
 use super::serve::{ContainerMounter, MountedDisk, unmount_container};
 use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
@@ -69,6 +70,55 @@ pub fn create_container(
     })
 }
 
+/// Checks what [`create_container`] needs: the name, the size, and the program that creates the file system. Nothing is
+/// created.
+///
+/// # Errors
+/// Those that [`create_container`] would find at once.
+pub fn check_create(request: &CreateContainerRequest<'_>) -> Result<()> {
+    check_absent(&request.folder)?;
+    let failed = |path: &Path, source| Error::File {
+        action: "create a folder in",
+        path: path.to_owned(),
+        source,
+    };
+    let parent = request.folder.parent().unwrap_or(Path::new("/"));
+    rustix::fs::accessat(CWD, parent, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+        .map_err(|error| failed(parent, error.into()))?;
+    if !parent.is_dir() {
+        return Err(failed(parent, std::io::ErrorKind::NotADirectory.into()));
+    }
+    let new = NewContainer {
+        size_bytes: request.size_bytes,
+        format: request.format,
+        properties: BTreeMap::new(),
+    };
+    holdfast_image::check_new_container(&new).map_err(|error| Error::from(error).on(&request.folder))?;
+    match request.file_system {
+        Some(kind) => kind.make(Path::new(""), &VersionQuery(request.tools)),
+        None => Ok(()),
+    }
+}
+
+/// Asks programs for their version instead of running them with their arguments.
+struct VersionQuery<'a>(&'a dyn Tools);
+
+impl Tools for VersionQuery<'_> {
+    fn ask(&self, program: &str, _: &[&str]) -> std::result::Result<Answer, ToolError> {
+        self.0.ask(program, &["-V"])
+    }
+}
+
+fn check_absent(folder: &Path) -> Result<()> {
+    if folder.symlink_metadata().is_err() {
+        return Ok(());
+    }
+    Err(ContainerError::Exists {
+        folder: folder.to_owned(),
+    }
+    .into())
+}
+
 /// Lets `make` create a container in a temporary folder, which then gets its name. After an error nothing is left.
 ///
 /// # Errors
@@ -79,12 +129,7 @@ pub(crate) fn create_complete<T>(folder: &Path, make: impl FnOnce(&Path) -> Resu
         path: folder.to_owned(),
         source,
     };
-    if folder.symlink_metadata().is_ok() {
-        return Err(ContainerError::Exists {
-            folder: folder.to_owned(),
-        }
-        .into());
-    }
+    check_absent(folder)?;
     let partial = partial_of(folder);
     // What a killed process has left.
     remove_partial(&partial).map_err(|error| failed("replace", error))?;
@@ -159,7 +204,7 @@ struct TemporaryMount<'a> {
 impl<'a> TemporaryMount<'a> {
     fn new(place: &'a ContainerPlace, request: &'a CreateContainerRequest<'_>, job: Job<'a>) -> Result<Self> {
         let folder = tempfile::Builder::new()
-            .prefix("holdfast-mount-")
+            .prefix(MOUNT_PREFIX)
             .tempdir_in(&request.runtime)
             .map_err(|source| Error::File {
                 action: "create a folder in",

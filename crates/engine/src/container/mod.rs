@@ -34,7 +34,7 @@ pub use change::{
     trim_container,
 };
 pub use control::Consistency;
-pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, create_container};
+pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
 pub(crate) use create::{PARTIAL_ENDING, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
 pub use memory::{TakenMemory, take_memory_snapshot};

@@ -26,6 +26,7 @@ mod walk;
 
 use crate::job::{Job, Result, Unit};
 use crate::{ContainerContentError, Error};
+use image::ArchiveNames;
 pub use image::{ImageChoice, ImageConfiguration, ImagePlatform};
 use loss::{Account, shown};
 pub use loss::{ContentCounts, ContentLoss};
@@ -126,25 +127,88 @@ fn copy_tree(from: &Path, mut target: RootTarget, job: Job<'_>) -> Result<FillRe
 
 fn fill_from_tar(mut target: RootTarget, input: TarInput, job: Job<'_>) -> Result<FillReport> {
     job.progress.phase("unpacking files", Unit::Bytes);
-    let (origin, stream): (String, Box<dyn Read + Send>) = match input {
-        TarInput::Stream(stream) => ("the archive on the input".to_owned(), stream),
-        TarInput::File(path) => {
-            let file = std::fs::File::open(&path).map_err(|source| Error::File {
-                action: "open",
-                path: path.clone(),
-                source,
-            })?;
-            (path.display().to_string(), Box::new(file))
-        }
-    };
+    let TarFile { origin, mut reader } = TarFile::open(input, job)?;
     let mut account = Account::new(job);
-    let stream = layout::unpacked(stream, job.thread_count, &origin)?;
-    let mut reader = TreeTarReader::new(stream, EndMarker::Required);
+    let mut names = ArchiveNames::default();
     while let Some(entry) = next_entry(&mut reader, &origin)? {
+        names.add(&entry.path);
         target.entry(&entry, &mut reader, &mut account)?;
+    }
+    if names.is_of_image() {
+        return Err(ContainerContentError::IsImage { origin }.into());
     }
     target.finish(&mut account)?;
     Ok(FillReport::of(account, None))
+}
+
+/// Checks that a root folder can be filled from `source`: a directory or an archive can be opened, an image can be chosen,
+/// and its blobs are not damaged. Reads nothing of a stream.
+///
+/// # Errors
+/// Like [`fill_root`].
+pub fn check_source(source: ContentSource, job: Job<'_>) -> Result<()> {
+    match source {
+        ContentSource::Directory(path) => {
+            let list = std::fs::read_dir(&path).map(drop);
+            list.map_err(|source| Error::File {
+                action: "read",
+                path,
+                source,
+            })
+        }
+        ContentSource::Tar(TarInput::Stream(_)) => Ok(()),
+        ContentSource::Tar(input) => {
+            let TarFile { origin, mut reader } = TarFile::open(input, job)?;
+            next_entry(&mut reader, &origin).map(drop)
+        }
+        ContentSource::Image { layout, choice } => image::check_image(&layout, &choice, job),
+    }
+}
+
+/// Whether the tar archive at `path`, which may be compressed, is an image layout or what `docker save` writes, and not an
+/// archive of a root folder. Reads it up to the first file that no image has.
+///
+/// # Errors
+/// It cannot be read, or is damaged.
+pub fn is_image_archive(path: &Path, job: Job<'_>) -> Result<bool> {
+    let input = TarInput::File(path.to_owned());
+    let TarFile { origin, mut reader } = TarFile::open(input, job)?;
+    let mut names = ArchiveNames::default();
+    while !names.has_other()
+        && let Some(entry) = next_entry(&mut reader, &origin)?
+    {
+        job.interrupt.check()?;
+        names.add(&entry.path);
+    }
+    Ok(names.is_of_image())
+}
+
+/// An opened archive of files.
+struct TarFile {
+    /// Its name for messages.
+    origin: String,
+    reader: TreeTarReader<Box<dyn Read + Send>>,
+}
+
+impl TarFile {
+    fn open(input: TarInput, job: Job<'_>) -> Result<Self> {
+        let (origin, stream): (String, Box<dyn Read + Send>) = match input {
+            TarInput::Stream(stream) => ("the archive on the input".to_owned(), stream),
+            TarInput::File(path) => {
+                let file = std::fs::File::open(&path).map_err(|source| Error::File {
+                    action: "open",
+                    path: path.clone(),
+                    source,
+                })?;
+                (path.display().to_string(), Box::new(file))
+            }
+        };
+        let stream = layout::unpacked(stream, job.thread_count, &origin)?;
+        Ok(Self {
+            origin,
+            reader: TreeTarReader::new(stream, EndMarker::Required),
+        })
+    }
 }
 
 fn next_entry<R: Read>(reader: &mut TreeTarReader<R>, origin: &str) -> Result<Option<TreeEntry>> {

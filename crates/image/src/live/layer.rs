@@ -206,17 +206,7 @@ pub(crate) fn create_layer(
     base: Option<BaseLayer<'_>>,
 ) -> Result<Arc<dyn ImageFile>> {
     let header = match format {
-        Format::Qcow2 => Some(new_header(&CreateOptions {
-            qcow2: Qcow2Options {
-                extended_l2: true,
-                backing: base.map(|base| BackingFile {
-                    name: base.file.to_owned(),
-                    format: base.format,
-                }),
-                ..Qcow2Options::default()
-            },
-            ..CreateOptions::qcow2(size_bytes)
-        })?),
+        Format::Qcow2 => Some(new_header(&layer_options(size_bytes, base))?),
         Format::Parallels => None,
         other => return Err(unsupported(other, name)),
     };
@@ -226,6 +216,29 @@ pub(crate) fn create_layer(
         None => ploop::create::write_empty(&*file, size_bytes, ploop::create::CLUSTER_BYTES)?,
     }
     Ok(file)
+}
+
+fn layer_options(size_bytes: u64, base: Option<BaseLayer<'_>>) -> CreateOptions {
+    CreateOptions {
+        qcow2: Qcow2Options {
+            extended_l2: true,
+            backing: base.map(|base| BackingFile {
+                name: base.file.to_owned(),
+                format: base.format,
+            }),
+            ..Qcow2Options::default()
+        },
+        ..CreateOptions::qcow2(size_bytes)
+    }
+}
+
+/// Checks that a layer of `format` can have `size_bytes`; nothing is created.
+pub(crate) fn check_layer(format: Format, size_bytes: u64) -> Result<()> {
+    match format {
+        Format::Qcow2 => new_header(&layer_options(size_bytes, None)).map(drop),
+        Format::Parallels => ploop::create::new_header(size_bytes, ploop::create::CLUSTER_BYTES).map(drop),
+        other => Err(unsupported(other, "a new layer")),
+    }
 }
 
 /// Grows the layer in `file`, which is above `seam` and not in use, to `size_bytes`, durably.

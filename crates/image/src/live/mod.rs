@@ -35,7 +35,9 @@ pub use collapse::{Collapse, MergeObserver, MergeProgress};
 pub use folder::{CONTAINER_FILE, ContainerLock};
 pub use point::{Changes, PointInTime};
 pub use snapshot::{NewSnapshot, PreparedSnapshot};
-pub use switch::{CurrentState, NewContainer, SwitchPlan, create_container, is_container, plan_switch, switch};
+pub use switch::{
+    CurrentState, NewContainer, SwitchPlan, check_new_container, create_container, is_container, plan_switch, switch,
+};
 pub use tree::{
     ContainerTree, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, SnapshotEntry, TreeLayer, is_memory_folder,
     new_memory_folder,

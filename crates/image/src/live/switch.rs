@@ -8,7 +8,7 @@ use std::path::Path;
 use holdfast_block::ExtentKind;
 
 use super::folder::{CONTAINER_FILE, ChainFolder, HostFolder};
-use super::layer::{BaseLayer, create_layer, open_reader};
+use super::layer::{BaseLayer, check_layer, create_layer, open_reader};
 use super::snapshot::NewSnapshot;
 use super::tree::{ContainerTree, SnapshotEntry, StoreOrder, TreeLayer};
 use crate::file::HostFile;
@@ -38,6 +38,14 @@ pub enum CurrentState {
     Keep(NewSnapshot),
     /// What was written since the last snapshot is deleted.
     Discard,
+}
+
+/// Checks that a container can have the format and size of `new`; nothing is created.
+///
+/// # Errors
+/// The format or size is not supported.
+pub fn check_new_container(new: &NewContainer) -> Result<()> {
+    check_layer(new.format, new.size_bytes)
 }
 
 /// Creates a container in the folder at `path`, which must not exist or be empty; durable when this returns.

@@ -1,10 +1,27 @@
 //! Advice on containers.
 
-use holdfast_engine::{ContainerError, MemoryProblem, ServerFailure};
+use holdfast_engine::{ContainerContentError, ContainerError, MemoryProblem, ServerFailure};
 
 use super::{Advice, advice, plain};
 use crate::errors::Kind;
 use crate::exit::Exit;
+
+pub(super) fn content_advice(error: &ContainerContentError) -> Advice {
+    match error {
+        ContainerContentError::IsImage { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "save the archive in a file; container create --from FILE --image TAG unpacks the image",
+        ),
+        ContainerContentError::SeveralImages { .. } => {
+            advice(Exit::Error, Kind::Ambiguous, "choose one with --image TAG")
+        }
+        ContainerContentError::NoSuchImage { .. } => {
+            advice(Exit::Error, Kind::NotFound, "choose one of them with --image TAG")
+        }
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
 
 pub(super) fn container_advice(error: &ContainerError) -> Advice {
     match error {

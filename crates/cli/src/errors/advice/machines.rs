@@ -4,7 +4,7 @@ use holdfast_engine::{Error as JobError, InstantError};
 use holdfast_host::fuse_mount::FuseMountError;
 use holdfast_host::{Error as HostError, MachineEnd};
 
-use super::containers::container_advice;
+use super::containers::{container_advice, content_advice};
 use super::guest_files::guest_files_advice;
 use super::providers::provider_advice;
 use super::refusals::refusal_advice;
@@ -80,6 +80,7 @@ pub(super) fn machine_advice(error: &JobError) -> Advice {
         JobError::Host(error) => host_advice(error),
         JobError::GuestFiles(error) => guest_files_advice(error),
         JobError::Container(error) => container_advice(error),
+        JobError::ContainerContent(error) => content_advice(error),
         JobError::DaemonBusy { .. } => advice(
             Exit::Locked,
             Kind::Locked,

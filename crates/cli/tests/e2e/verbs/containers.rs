@@ -346,6 +346,82 @@ fn a_container_is_filled_from_a_folder_or_an_archive() {
     assert_eq!(left, [""; 0]);
 }
 
+/// Without `--image`, the archive was once unpacked as if its blobs were the files of the container.
+#[test]
+fn an_archive_of_an_image_is_recognized_without_its_tag() {
+    if !is_root() {
+        return;
+    }
+    let rig = Rig::empty();
+    rig.write("root/etc/hostname", b"web1\n");
+    let architecture = if cfg!(target_arch = "aarch64") {
+        "arm64"
+    } else {
+        "amd64"
+    };
+    let script = format!(
+        r#"cd "$1"; tar -C root -cf layer.tar .
+        layer=$(sha256sum layer.tar | cut -d' ' -f1); mkdir -p "save/$layer"; mv layer.tar "save/$layer/"
+        printf '{{"architecture":"{architecture}","os":"linux","rootfs":{{"diff_ids":["sha256:%s"]}}}}' "$layer" > config
+        config=$(sha256sum config | cut -d' ' -f1); mv config "save/$config.json"
+        image='{{"Config":"%s.json","RepoTags":["%s"],"Layers":["%s/layer.tar"]}}'
+        printf "[$image]" "$config" web:1 "$layer" > save/manifest.json; tar -C save -cf one.tar .
+        printf "[$image,$image]" "$config" web:1 "$layer" "$config" web:2 "$layer" > save/manifest.json; tar -C save -cf two.tar ."#
+    );
+    system("sh", &["-euc", &script, "sh", text(&rig.path("."))]).unwrap();
+    let dry_run = rig.report(&["container", "create", "web1", "32M", "--from", "one.tar", "--dry-run"]);
+    assert_eq!(dry_run["dry_run"], true);
+    assert!(!rig.path("web1").exists());
+    rig.ok(&["container", "create", "web1", "32M", "--from", "one.tar"]);
+    let container = Container::mount(&rig, "web1");
+    assert_eq!(container.point.read("etc/hostname"), b"web1\n");
+    assert!(!container.point.path("manifest.json").exists());
+    for more in [&[][..], &["--dry-run"]] {
+        let words = [&["container", "create", "web2", "32M", "--from", "two.tar"][..], more].concat();
+        let (kind, message) = rig.error(1, &words);
+        assert_eq!(kind, "ambiguous", "{message}");
+    }
+    rig.ok(&[
+        "container",
+        "create",
+        "web2",
+        "32M",
+        "--from",
+        "two.tar",
+        "--image",
+        "web:2",
+    ]);
+}
+
+/// A dry run once checked only whether the folder exists.
+#[test]
+fn a_dry_run_of_a_creation_checks_what_the_creation_needs() {
+    let rig = Rig::empty();
+    for words in [
+        &["container", "create", "absent/web1", "8M", "--dry-run"][..],
+        &[
+            "container",
+            "create",
+            "web1",
+            "10000P",
+            "--filesystem",
+            "none",
+            "--dry-run",
+        ],
+    ] {
+        assert!(!rig.run(words).status.success(), "{words:?}");
+    }
+    if is_root() {
+        rig.write("broken.tar", &noise(5000, 6));
+        for from in ["absent.tar", "broken.tar"] {
+            let words = ["container", "create", "web1", "32M", "--from", from, "--dry-run"];
+            assert!(!rig.run(&words).status.success(), "{from}");
+        }
+    }
+    rig.ok(&["container", "create", "web1", "8M", "--filesystem", "none", "--dry-run"]);
+    assert_eq!(rig.names(".").iter().filter(|name| name.contains("web1")).count(), 0);
+}
+
 #[test]
 fn what_a_container_cannot_do_is_refused() {
     let rig = Rig::empty();
@@ -410,7 +486,7 @@ fn survives_kills(seed: u64, kills: u64) {
         let changer = scope.spawn(|| {
             let mut number = 0_u64;
             while !is_done.load(Ordering::SeqCst) {
-                // A request whose server is killed fails; the container goes on.
+                // A request fails if its server is killed. The container stays mounted and served.
                 let name = format!("s{number}");
                 rig.run(&["container", "snapshot", "web1", &name]);
                 if number > 1 {

@@ -17,7 +17,7 @@ use super::super::root_path::{bad_entry, components};
 use super::super::root_target::RootTarget;
 use super::super::{EntrySink as _, FillReport, next_entry};
 use super::ImageChoice;
-use super::choose::{ChosenLayer, choose};
+use super::choose::{ChosenImage, ChosenLayer, choose};
 use crate::job::{Job, Result, Unit};
 
 const WHITEOUT: &[u8] = b".wh.";
@@ -32,12 +32,7 @@ pub(in super::super) fn fill_from_image(
     choice: &ImageChoice,
     job: Job<'_>,
 ) -> Result<FillReport> {
-    let files = LayoutFiles::open(layout, job)?;
-    let image = choose(&files, layout, choice)?;
-    job.progress.phase("checking layers", Unit::Bytes);
-    for layer in &image.layers {
-        files.check_blob(&layer.blob, job)?;
-    }
+    let (files, image) = checked_image(layout, choice, job)?;
     job.progress.phase("unpacking layers", Unit::Bytes);
     let mut account = Account::new(job);
     for (number, layer) in image.layers.iter().enumerate() {
@@ -51,6 +46,21 @@ pub(in super::super) fn fill_from_image(
     }
     target.finish(&mut account)?;
     Ok(FillReport::of(account, Some(image.configuration)))
+}
+
+/// Checks that an image can be chosen, and all of its blobs.
+pub(in super::super) fn check_image(layout: &Path, choice: &ImageChoice, job: Job<'_>) -> Result<()> {
+    checked_image(layout, choice, job).map(drop)
+}
+
+fn checked_image(layout: &Path, choice: &ImageChoice, job: Job<'_>) -> Result<(LayoutFiles, ChosenImage)> {
+    let files = LayoutFiles::open(layout, job)?;
+    let image = choose(&files, layout, choice)?;
+    job.progress.phase("checking layers", Unit::Bytes);
+    for layer in &image.layers {
+        files.check_blob(&layer.blob, job)?;
+    }
+    Ok((files, image))
 }
 
 /// What a layer removes.
@@ -90,6 +100,7 @@ fn apply_whiteout(target: &mut RootTarget, entry: &TreeEntry) -> Result<()> {
     match whiteout_of(entry)? {
         Some(Whiteout::Name { folder, name }) => target.remove(&folder, &name),
         Some(Whiteout::Content { folder }) => target.clear(&folder),
+        None if entry.kind == TreeEntryKind::Directory => target.make_way_for_folder(&entry.path),
         Some(Whiteout::Nothing) | None => Ok(()),
     }
 }
@@ -100,7 +111,6 @@ type LayerEntry<'a> = dyn FnMut(&TreeEntry, &mut dyn Read) -> Result<()> + 'a;
 fn read_layer(files: &LayoutFiles, layer: &ChosenLayer, job: Job<'_>, pass: &mut LayerEntry<'_>) -> Result<()> {
     let blob = &layer.blob;
     let origin = format!("layer {}", blob.digest.text());
-        None if entry.kind == TreeEntryKind::Directory => target.make_way_for_folder(&entry.path),
     let stream = unpacked(files.open_blob(blob)?.stream, job.thread_count, &origin)?;
     let digesting = DigestReader {
         stream,
@@ -116,6 +126,9 @@ fn read_layer(files: &LayoutFiles, layer: &ChosenLayer, job: Job<'_>, pass: &mut
     if layer.unpacked.matches(context) {
         return Ok(());
     }
+    Err(blob
+        .digest
+        .bad(format!("unpacked, it is not {}", layer.unpacked.text())))
 }
 
 struct DigestReader {
@@ -126,9 +139,6 @@ struct DigestReader {
 impl Read for DigestReader {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.stream.read(buffer)?;
-    Err(blob
-        .digest
-        .bad(format!("unpacked, it is not {}", layer.unpacked.text())))
         self.context.update(buffer.get(..count).unwrap_or_default());
         Ok(count)
     }

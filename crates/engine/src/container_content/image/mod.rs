@@ -4,13 +4,15 @@
 //! V2 Schema 2, and the archive of `docker save` (`manifest.json`) before it was an image layout.
 
 mod apply;
+mod archive_names;
 mod choose;
 mod documents;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-pub(super) use apply::fill_from_image;
+pub(super) use apply::{check_image, fill_from_image};
+pub(super) use archive_names::ArchiveNames;
 
 /// Which image of a layout.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

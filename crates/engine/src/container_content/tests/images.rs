@@ -6,8 +6,8 @@ use aws_lc_rs::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{ContentSource, FillReport, fill_root, folder, listing, read, shell, with_job, write};
-use crate::container_content::{ImageChoice, ImagePlatform};
+use super::{ContentSource, FillReport, TarInput, fill_root, folder, listing, read, shell, with_job, write};
+use crate::container_content::{ImageChoice, ImagePlatform, is_image_archive};
 use crate::job::Result;
 
 fn sha256(bytes: &[u8]) -> String {
@@ -406,4 +406,20 @@ fn paths_in_a_manifest_do_not_lead_out_of_the_layout() {
         let error = fill(&save, &root, None, "amd64").unwrap_err().to_string();
         assert!(error.contains(expected), "{config} {layer}: {error}");
     }
+}
+
+/// The blobs of an image once became the files of the container.
+#[test]
+fn an_archive_of_an_image_is_not_unpacked_as_files() {
+    let directory = TempDir::new().unwrap();
+    shell(directory.path(), "mkdir 1; : > 1/file; tar -C 1 -cf 1.tar .");
+    let layout = layout_of(directory.path(), &["1.tar"]);
+    shell(&layout.path, "tar -cf ../layout.tar .; gzip -k ../layout.tar");
+    let is_image = |name: &str| with_job(|job| is_image_archive(&directory.path().join(name), job).unwrap());
+    assert!(is_image("layout.tar") && is_image("layout.tar.gz") && !is_image("1.tar"));
+    let stream = Box::new(std::io::Cursor::new(read(&directory.path().join("layout.tar"))));
+    let source = ContentSource::Tar(TarInput::Stream(stream));
+    let root = folder(directory.path(), "root");
+    let error = with_job(|job| fill_root(&root, source, job)).unwrap_err();
+    assert!(error.to_string().contains("is an archive of images"), "{error}");
 }

@@ -51,6 +51,12 @@ pub enum ContainerContentError {
         /// What is missing.
         reason: String,
     },
+    /// An archive on the input is one of images, not of files.
+    #[error("{origin} is an archive of images, not of the files of a root folder")]
+    IsImage {
+        /// The archive.
+        origin: String,
+    },
     /// No image of a layout has the requested name.
     #[error("there is no image {reference:?} in the layout; it has {}", listed(present))]
     NoSuchImage {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use holdfast_engine::{
-    ContainerError, ContainerPlace, ContentSource, CreateContainerRequest, FileSystemKind, FillReport, ImageChoice,
-    MountedDisk, TarInput, create_container, fill_root,
+    ContainerPlace, ContentSource, CreateContainerRequest, FileSystemKind, FillReport, ImageChoice, Job, MountedDisk,
+    TarInput, check_create, check_source, create_container, fill_root, is_image_archive,
 };
 use holdfast_image::Format;
 use serde::Serialize;
@@ -37,7 +37,7 @@ pub(super) struct CreateContainerArgs {
     /// The format of the layers: qcow2, or parallels for disks that ploop and Virtuozzo can use
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LayerFormatArg::Qcow2)]
     format: LayerFormatArg,
-    /// Fill it from a folder, a tar archive (- is standard input), or an OCI image layout
+    /// Fill it from a folder, a tar archive (- is standard input), an OCI image layout, or an archive of docker save
     #[arg(long, value_name = "SOURCE")]
     from: Option<PathBuf>,
     /// The image in the layout, by its tag [default: the only one]
@@ -112,17 +112,10 @@ impl Verb for CreateContainerArgs {
             filesystem: self.filesystem.kind().map(FileSystemKind::name),
             file_count: None,
         };
-        self.check_source()?;
-        if self.dry_run {
-            if folder.symlink_metadata().is_ok() {
-                return Err(holdfast_engine::Error::from(ContainerError::Exists { folder }).into());
-            }
-            return context.report(&created);
-        }
-        let _noted = crate::machines::runs::note_places([folder.as_path()], context);
+        self.check_options()?;
         let tools = container_tools(context);
         let request = CreateContainerRequest {
-            folder,
+            folder: folder.clone(),
             size_bytes: created.size_bytes,
             format,
             file_system: self.filesystem.kind(),
@@ -137,15 +130,29 @@ impl Verb for CreateContainerArgs {
                 started(context.serve_in_background(words, folder, None))
             },
         };
+        if self.dry_run {
+            check_create(&request)?;
+            if let Some(from) = &self.from {
+                context.work(1, |job| check_source(self.source(from, job)?, job))?;
+            }
+            return context.report(&created);
+        }
+        let _noted = crate::machines::runs::note_places([folder.as_path()], context);
         let file_count = self.create(&request, context)?;
         context.report(&ContainerCreated { file_count, ..created })
     }
 }
 
 impl CreateContainerArgs {
-    fn check_source(&self) -> Result<(), Error> {
-        if self.from.is_none() {
+    fn check_options(&self) -> Result<(), Error> {
+        let Some(from) = &self.from else {
             return Ok(());
+        };
+        if self.image.is_some() && from == Path::new("-") {
+            return Err(Error::usage(
+                "an image cannot be read from standard input",
+                "save the archive in a file, and name it with --from FILE",
+            ));
         }
         if self.filesystem == FileSystemArg::None {
             return Err(Error::usage(
@@ -172,7 +179,7 @@ impl CreateContainerArgs {
         let mut filled = None;
         context.work(1, |job| {
             let mut fill = |root: &Path| {
-                let report = fill_root(root, self.source(from), job)?;
+                let report = fill_root(root, self.source(from, job)?, job)?;
                 let facts = facts_of(from, &report);
                 filled = Some(report);
                 Ok(facts)
@@ -192,23 +199,30 @@ impl CreateContainerArgs {
         Ok(Some(report.counts.file_count))
     }
 
-    fn source(&self, from: &Path) -> ContentSource {
-        if self.image.is_some() || from.join("oci-layout").is_file() {
-            return ContentSource::Image {
+    fn source(&self, from: &Path, job: Job<'_>) -> Result<ContentSource, holdfast_engine::Error> {
+        if from == Path::new("-") {
+            return Ok(ContentSource::Tar(TarInput::Stream(Box::new(std::io::stdin()))));
+        }
+        let is_folder = from.is_dir();
+        let is_image = self.image.is_some()
+            || if is_folder {
+                from.join("oci-layout").is_file()
+            } else {
+                is_image_archive(from, job)?
+            };
+        Ok(if is_image {
+            ContentSource::Image {
                 layout: from.to_owned(),
                 choice: ImageChoice {
                     reference: self.image.clone(),
                     ..ImageChoice::default()
                 },
-            };
-        }
-        if from == Path::new("-") {
-            return ContentSource::Tar(TarInput::Stream(Box::new(std::io::stdin())));
-        }
-        if from.is_dir() {
-            return ContentSource::Directory(from.to_owned());
-        }
-        ContentSource::Tar(TarInput::File(from.to_owned()))
+            }
+        } else if is_folder {
+            ContentSource::Directory(from.to_owned())
+        } else {
+            ContentSource::Tar(TarInput::File(from.to_owned()))
+        })
     }
 }
 
