@@ -65,14 +65,26 @@ struct KnownSession {
     places: BTreeMap<u8, ClientHandle>,
 }
 
+/// Whether a session uses a unit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UnitUse {
+    Entered,
+    /// The export of the unit is being removed.
+    Refused,
+}
+
 impl KnownSession {
-    fn enter(&mut self, number: u8, unit: &LogicalUnit) {
+    fn enter(&mut self, number: u8, unit: &LogicalUnit) -> UnitUse {
         unit.enter(&self.session.nexus);
-        let entered = unit
-            .registered()
-            .and_then(|export| export.enter(self.session.entry.clone(), Arc::clone(&self.session.ending)));
-        if let Some(place) = entered {
-            self.places.insert(number, place);
+        let Some(export) = unit.registered() else {
+            return UnitUse::Entered;
+        };
+        match export.enter(self.session.entry.clone(), Arc::clone(&self.session.ending)) {
+            Some(place) => {
+                self.places.insert(number, place);
+                UnitUse::Entered
+            }
+            None => UnitUse::Refused,
         }
     }
 }
@@ -156,7 +168,9 @@ impl Target {
         self.read().units.get(&number).cloned()
     }
 
-    /// Begins a session with all units; `false` if the target was removed.
+    /// Begins a session with all units; `false` if the target was removed, or is being removed with its last unit: the
+    /// removal would not find the session among the clients of that unit, and not end it. The caller
+    /// [leaves](Self::leave) in both cases.
     pub(crate) fn enter(&self, session: EnteredSession) -> bool {
         let mut state = self.write();
         if state.is_removed {
@@ -167,11 +181,14 @@ impl Target {
             session,
             places: BTreeMap::new(),
         };
+        let mut has_unit = state.units.is_empty();
         for (number, unit) in &state.units {
-            known.enter(*number, unit);
+            has_unit |= known.enter(*number, unit) == UnitUse::Entered;
         }
-        state.sessions.insert(id, known);
-        true
+        if has_unit {
+            state.sessions.insert(id, known);
+        }
+        has_unit
     }
 
     /// Ends a session: all that belongs to it ends, too.
@@ -194,7 +211,7 @@ impl Target {
             let count = LUN_COUNT_MAX + 1;
             return Err(Error::UnitCount { name, count });
         };
-        state.units.values().for_each(|unit| unit.attend_all(LUNS_CHANGED));
+        state.units.values().for_each(|unit| unit.raise_attention(LUNS_CHANGED));
         let TargetState {
             units,
             sessions,
@@ -219,10 +236,13 @@ impl Target {
             numbers,
             ..
         } = &mut *state;
-        units.remove(&number);
+        let removed = units.remove(&number);
         *numbers = units.keys().copied().collect();
         if units.is_empty() {
             state.is_removed = true;
+            if removed.is_some_and(|unit| unit.registered().is_some()) {
+                end_sessions_without(number, &state.sessions);
+            }
             return UnitsLeft::None;
         }
         let left: Vec<_> = sessions
@@ -230,12 +250,18 @@ impl Target {
             .map(|session| session.places.remove(&number))
             .collect();
         for unit in units.values() {
-            unit.attend_all(LUNS_CHANGED);
+            unit.raise_attention(LUNS_CHANGED);
         }
         drop(state);
         drop(left);
         UnitsLeft::Some
     }
+}
+
+/// Ends sessions that are not among the clients of the last unit, because they began while it was being removed.
+fn end_sessions_without(number: u8, sessions: &BTreeMap<u64, KnownSession>) {
+    let without = sessions.values().filter(|known| !known.places.contains_key(&number));
+    without.for_each(|known| known.session.ending.cut());
 }
 
 /// Whether `name` is a valid iSCSI name: `iqn.`, `eui.` or `naa.`, and then only characters that need no normalization.
@@ -278,11 +304,15 @@ pub(crate) struct SendTargets<'a> {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
 
-    use holdfast_block::MemoryDevice;
+    use holdfast_block::{MemoryDevice, SystemClock};
 
+    use super::super::nexus::{InitiatorPort, Nexus};
     use super::super::scsi::{LogicalUnit, UnitOptions};
-    use super::{InitiatorAccess, SendTargets, Target, is_iscsi_name, send_targets};
+    use super::{EnteredSession, InitiatorAccess, SendTargets, Target, UnitsLeft, is_iscsi_name, send_targets};
+    use crate::registry::{ClientEntry, ClientProtocol, ClientSession, ExportOptions, Registry, Removal};
     use crate::server::export_device::ExportDevice;
 
     fn unit() -> LogicalUnit {
@@ -356,5 +386,76 @@ mod tests {
         ] {
             assert!(!is_iscsi_name(name), "{name}");
         }
+    }
+
+    struct TestEnding(AtomicUsize);
+
+    impl ClientSession for TestEnding {
+        fn ask_to_end(&self) {}
+
+        fn cut(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn session(ending: &Arc<TestEnding>) -> EnteredSession {
+        EnteredSession {
+            nexus: Nexus {
+                id: 7,
+                port: InitiatorPort {
+                    name: "iqn.2026-01.org.example:a".to_owned(),
+                    session_id: [0; 6],
+                },
+            },
+            entry: ClientEntry {
+                protocol: ClientProtocol::Iscsi,
+                peer: "10.0.0.1:1".to_owned(),
+                name: None,
+                since: Duration::ZERO,
+            },
+            ending: Arc::clone(ending) as _,
+        }
+    }
+
+    /// An initiator that logged in while the last unit was being removed kept a session without units for ever.
+    #[test]
+    fn no_session_begins_while_the_last_unit_is_removed() {
+        let registry = Registry::default();
+        let device = ExportDevice::ReadOnly(Arc::new(MemoryDevice::new(4096)));
+        let export = registry.add(ExportOptions::new("a", device)).unwrap();
+        let unit = LogicalUnit::of(&export, UnitOptions::new("serial"));
+        let target = Target::new("iqn.2026-01.org.example:t", InitiatorAccess::Anyone, vec![unit]);
+        let target = Arc::new(target.unwrap());
+        let ending = Arc::new(TestEnding(AtomicUsize::new(0)));
+        let (late, theirs) = (Arc::clone(&target), Arc::clone(&ending));
+        // Called when the export has no more clients, and the target still has the unit.
+        export.on_removal(move || {
+            assert!(!late.enter(session(&theirs)), "the login is refused");
+            assert_eq!(late.remove_unit(0), UnitsLeft::None);
+        });
+        registry.remove("a", Removal::IfUnused, &SystemClock::new()).unwrap();
+    }
+
+    /// Such a session of a target with two units lasts until the second one is removed.
+    #[test]
+    fn a_session_without_a_place_in_the_last_unit_is_ended() {
+        let registry = Registry::default();
+        let units = ["a", "b"].map(|name| {
+            let device = ExportDevice::ReadOnly(Arc::new(MemoryDevice::new(4096)));
+            let export = registry.add(ExportOptions::new(name, device)).unwrap();
+            LogicalUnit::of(&export, UnitOptions::new(name))
+        });
+        let target = Target::new("iqn.2026-01.org.example:t", InitiatorAccess::Anyone, units.into());
+        let target = Arc::new(target.unwrap());
+        let ending = Arc::new(TestEnding(AtomicUsize::new(0)));
+        let (late, theirs) = (Arc::clone(&target), Arc::clone(&ending));
+        registry.find("a").unwrap().on_removal(move || {
+            assert!(late.enter(session(&theirs)), "the other unit can be used");
+            assert_eq!(late.remove_unit(1), UnitsLeft::Some);
+            assert_eq!(theirs.0.load(Ordering::Relaxed), 0);
+            assert_eq!(late.remove_unit(0), UnitsLeft::None);
+        });
+        registry.remove("a", Removal::IfUnused, &SystemClock::new()).unwrap();
+        assert_eq!(ending.0.load(Ordering::Relaxed), 1);
     }
 }

@@ -156,8 +156,8 @@ impl LogicalUnit {
         self.registered.as_ref()
     }
 
-    /// Tells all sessions of a unit attention condition.
-    pub(crate) fn attend_all(&self, code: u16) {
+    /// Raises a unit attention condition in all sessions.
+    pub(crate) fn raise_attention(&self, code: u16) {
         self.lock()
             .sessions
             .values_mut()
