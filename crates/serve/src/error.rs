@@ -38,6 +38,9 @@ pub enum Error {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// A socket for other commands is not a Unix socket, and so does not say which user connects.
+    #[error("the control socket is not a Unix socket")]
+    NotLocal,
     /// A TCP address could not be listened on.
     #[error("listen on {address}")]
     Tcp {

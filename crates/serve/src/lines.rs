@@ -8,6 +8,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use holdfast_block::Clock;
+use rustix::net::sockopt;
+use rustix::process::{Uid, geteuid};
 
 use crate::nbd::{Listener, Socket};
 use crate::{Error, Result};
@@ -29,8 +31,8 @@ pub struct LineLimits {
 /// Answers the line of a client, on a thread of its own.
 pub type LineHandler = dyn Fn(&[u8]) -> Vec<u8> + Send + Sync;
 
-/// A server. Each client sends one line, gets one line, and is disconnected. Dropping the server stops it; a request that
-/// is being answered is completed.
+/// A server for root and for the user of this process; other clients are disconnected. Each client sends one line, gets
+/// one line, and is disconnected. Dropping the server stops it; a request that is being answered is completed.
 pub struct LineServer {
     shared: Arc<LineShared>,
     thread: Option<JoinHandle<()>>,
@@ -46,12 +48,18 @@ struct LineShared {
 
 impl LineServer {
     /// Serves the clients of a Unix socket.
+    ///
+    /// # Errors
+    /// The socket is one of TCP, which does not say which user connects.
     pub fn start(
         listener: Listener,
         limits: LineLimits,
         clock: Arc<dyn Clock>,
         handler: impl Fn(&[u8]) -> Vec<u8> + Send + Sync + 'static,
     ) -> Result<Self> {
+        if listener.tcp_address().is_some() {
+            return Err(Error::NotLocal);
+        }
         listener
             .set_accept_interval(TICK)
             .map_err(|source| Error::Socket { source })?;
@@ -98,9 +106,9 @@ impl LineShared {
     fn accept_clients(self: &Arc<Self>, listener: &Listener) {
         while !self.is_stopping.load(Ordering::Relaxed) {
             match listener.accept() {
-                Ok(Socket::Unix(stream)) => self.begin(stream),
-                // Only Unix sockets say which user connects.
-                Ok(Socket::Tcp(_)) => {}
+                // The mode of an inherited socket may admit all users.
+                Ok(Socket::Unix(stream)) if is_trusted(user_of(&stream), geteuid()) => self.begin(stream),
+                Ok(_) => {}
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(_) => self.clock.sleep(TICK),
             }
@@ -116,7 +124,7 @@ impl LineShared {
         let thread = std::thread::Builder::new().name("control-client".to_owned());
         // Without a thread, the client is disconnected.
         drop(thread.spawn(move || {
-            // The client may be gone: then nobody needs the answer.
+            // A write error means that the client has closed.
             slot.0.serve(stream).unwrap_or_default();
             drop(slot);
         }));
@@ -161,6 +169,15 @@ impl LineShared {
     }
 }
 
+/// The user who has connected, according to the system; `None` if it does not say.
+fn user_of(stream: &UnixStream) -> Option<Uid> {
+    sockopt::socket_peercred(stream).ok().map(|peer| peer.uid)
+}
+
+fn is_trusted(user: Option<Uid>, own: Uid) -> bool {
+    user.is_some_and(|user| user.is_root() || user == own)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
@@ -171,7 +188,10 @@ mod tests {
 
     use holdfast_block::SystemClock;
 
-    use super::{LineLimits, LineServer};
+    use rustix::process::Uid;
+
+    use super::{LineLimits, LineServer, is_trusted};
+    use crate::Error;
     use crate::nbd::Listener;
 
     const LIMITS: LineLimits = LineLimits {
@@ -204,6 +224,22 @@ mod tests {
         assert_eq!(ask(&path, b"\n"), b"got \n");
         drop(server);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_root_and_the_own_user_are_trusted() {
+        let [root, own, other] = [0, 1000, 1001].map(Uid::from_raw);
+        assert!(is_trusted(Some(root), own) && is_trusted(Some(own), own));
+        assert!(!is_trusted(Some(other), own) && !is_trusted(None, own));
+        assert!(!is_trusted(Some(own), root), "root does not obey other users");
+    }
+
+    #[test]
+    fn a_tcp_socket_is_refused() {
+        let listener = Listener::tcp("127.0.0.1:0".parse().unwrap()).unwrap();
+        let clock = Arc::new(SystemClock::new());
+        let started = LineServer::start(listener, LIMITS, clock, <[u8]>::to_vec);
+        assert!(matches!(started.err(), Some(Error::NotLocal)));
     }
 
     /// Clients that send too much, too little or nothing, and too many clients, harm only themselves.
