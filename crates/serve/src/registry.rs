@@ -13,6 +13,7 @@ mod counters;
 mod device;
 mod ending;
 mod exports;
+mod settlement;
 
 pub use clients::{ClientEntry, ClientHandle, ClientProtocol, ClientSession};
 pub use counters::{CacheUse, Traffic};

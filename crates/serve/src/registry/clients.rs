@@ -20,8 +20,6 @@ pub enum ClientProtocol {
     Iscsi,
     /// vhost-user-blk.
     VhostUser,
-    /// A mounted file.
-    Fuse,
 }
 
 impl ClientProtocol {
@@ -31,7 +29,6 @@ impl ClientProtocol {
             Self::Nbd => "nbd",
             Self::Iscsi => "iscsi",
             Self::VhostUser => "vhost-user",
-            Self::Fuse => "fuse",
         }
     }
 }
@@ -160,13 +157,20 @@ impl Clients {
     }
 
     /// Asks all clients to end, and waits for at most `patience`; then cuts them, and waits for the same time. Returns
-    /// the number of clients that are left.
+    /// the number of clients that were asked.
     pub(super) fn end_all(&self, patience: Duration, clock: &dyn Clock) -> usize {
-        self.sessions().iter().for_each(|session| session.ask_to_end());
+        let sessions = self.sessions();
+        sessions.iter().for_each(|session| session.ask_to_end());
         if self.wait_until_empty(patience, clock) > 0 {
-            self.sessions().iter().for_each(|session| session.cut());
+            self.cut_all();
+            self.wait_until_empty(patience, clock);
         }
-        self.wait_until_empty(patience, clock)
+        sessions.len()
+    }
+
+    /// Closes the connections of all clients.
+    pub(super) fn cut_all(&self) {
+        self.sessions().iter().for_each(|session| session.cut());
     }
 
     fn wait_until_empty(&self, patience: Duration, clock: &dyn Clock) -> usize {

@@ -3,18 +3,14 @@
 use std::any::Any;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use holdfast_block::{BlockDevice, BlockDeviceMut, Clock, Error, ExtentList, Result};
+use holdfast_block::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
 use super::counters::{Counted, Counters, Traffic};
 use crate::server::export_device::ExportDevice;
 
-/// Interval at which a removal checks the clock.
-const RETIRE_TICK: Duration = Duration::from_millis(10);
-
-/// A device that counts its requests, and that can be retired: afterwards all requests fail, and none is in progress.
+/// A device that counts its requests, and that can be retired: afterwards all new requests fail.
 pub struct CountedDevice {
     inner: ExportDevice,
     counters: Counters,
@@ -32,7 +28,9 @@ struct Running<'a>(&'a CountedDevice);
 impl Drop for Running<'_> {
     fn drop(&mut self) {
         let device = self.0;
-        if device.running_count.fetch_sub(1, Ordering::SeqCst) == 1 && device.is_retired.load(Ordering::SeqCst) {
+        if device.running_count.fetch_sub(1, Ordering::SeqCst) == 1 && device.is_retired() {
+            // With the lock, a thread that has just found a request in progress is waiting already.
+            let _guard = device.lock_waiting();
             device.idle.notify_all();
         }
     }
@@ -61,31 +59,51 @@ impl CountedDevice {
         self.inner.writer().is_some()
     }
 
-    /// Refuses further requests, waits for those in progress, for at most `patience`, and makes all writes durable.
-    /// Returns whether no request is in progress any more.
+    fn lock_waiting(&self) -> MutexGuard<'_, ()> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_retired(&self) -> bool {
+        self.is_retired.load(Ordering::SeqCst)
+    }
+
+    /// Whether no request is in progress.
+    pub(super) fn is_idle(&self) -> bool {
+        self.running_count.load(Ordering::SeqCst) == 0
+    }
+
+    /// Refuses further requests.
+    pub(super) fn retire(&self) {
+        // SeqCst here and in `begin`: either the request sees that the device is retired, or `is_idle` sees the request.
+        self.is_retired.store(true, Ordering::SeqCst);
+    }
+
+    /// Makes all writes to a retired device durable: at once those that are complete, and later those that are in
+    /// progress, for which it waits without a limit.
     ///
     /// # Errors
-    /// The flush failed: acknowledged writes that no client has flushed may be lost.
-    pub(super) fn retire(&self, patience: Duration, clock: &dyn Clock) -> Result<bool> {
-        // SeqCst here and in `begin`: either the request sees that the device is retired, or this sees the request.
-        self.is_retired.store(true, Ordering::SeqCst);
-        let deadline = clock.now() + patience;
-        let mut guard = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        while self.running_count.load(Ordering::SeqCst) > 0 && clock.now() < deadline {
-            let waited = self.idle.wait_timeout(guard, RETIRE_TICK);
-            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+    /// A flush failed: acknowledged writes that no client has flushed may be lost.
+    pub(super) fn settle(&self) -> Result<()> {
+        loop {
+            // Read before the flush, which does not cover a request that ends meanwhile.
+            let was_idle = self.is_idle();
+            if let Some(writer) = self.inner.writer() {
+                writer.flush()?;
+            }
+            if was_idle {
+                return Ok(());
+            }
+            let mut guard = self.lock_waiting();
+            while !self.is_idle() {
+                guard = self.idle.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            }
         }
-        drop(guard);
-        if let Some(writer) = self.inner.writer() {
-            writer.flush()?;
-        }
-        Ok(self.running_count.load(Ordering::SeqCst) == 0)
     }
 
     fn begin(&self) -> Result<Running<'_>> {
         self.running_count.fetch_add(1, Ordering::SeqCst);
         let running = Running(self);
-        if self.is_retired.load(Ordering::SeqCst) {
+        if self.is_retired() {
             return Err(Error::layer(std::io::Error::other("the export was removed")));
         }
         Ok(running)
@@ -158,9 +176,8 @@ impl BlockDeviceMut for CountedDevice {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
-    use holdfast_block::{BlockDevice as _, BlockDeviceMut, MemoryDevice, SystemClock, conformance::Conformance};
+    use holdfast_block::{BlockDevice as _, BlockDeviceMut, MemoryDevice, conformance::Conformance};
 
     use super::CountedDevice;
     use crate::registry::Traffic;
@@ -202,6 +219,8 @@ mod tests {
         let device = CountedDevice::new(ExportDevice::ReadOnly(Arc::new(MemoryDevice::new(512))), Vec::new());
         assert!(!device.is_writable());
         assert!(device.write_at(&[1], 0).is_err() && device.flush().is_err());
-        assert!(device.retire(Duration::ZERO, &SystemClock::new()).unwrap());
+        device.retire();
+        device.settle().unwrap();
+        assert!(device.read_at(&mut [0; 1], 0).is_err());
     }
 }

@@ -10,12 +10,15 @@ use holdfast_block::{Clock, Error as DeviceError};
 use super::clients::{ClientEntry, ClientHandle, ClientSession, Clients, Closing};
 use super::counters::{CacheUse, Traffic};
 use super::device::CountedDevice;
+use super::settlement::{Settlement, settle_all};
 use crate::server::export_device::{Absent, ExportDevice};
 
 /// Exports of one process.
 const EXPORT_COUNT_MAX: usize = 4096;
 /// Longest name of an export: a string of NBD.
 const NAME_BYTES_MAX: usize = 4096;
+/// Time limit of the last flush of an export without clients.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Reads the counters of the cache of a device.
 pub type CacheProbe = Arc<dyn Fn() -> CacheUse + Send + Sync>;
@@ -91,6 +94,12 @@ pub enum RegistryError {
         /// The error of the device.
         source: DeviceError,
     },
+    /// A request to the device, or its last flush, did not end before the server.
+    #[error("the last writes to {name:?} may be lost: its device did not complete a request in time")]
+    Busy {
+        /// The name.
+        name: String,
+    },
 }
 
 /// Whether an export with connected clients is removed.
@@ -108,9 +117,10 @@ pub enum Removal {
 /// A removed export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemovalReport {
-    /// Clients whose sessions were ended.
+    /// Clients whose sessions were ended. Initiators of iSCSI that use other exports of the target are not among them.
     pub ended_client_count: usize,
-    /// Whether the device still has a request in progress, which it did not complete in time.
+    /// Whether the device did not complete a request or its last flush in time. Its files are in use, and its last
+    /// writes are not durable, until it does.
     pub is_busy: bool,
 }
 
@@ -258,7 +268,7 @@ impl Registry {
     }
 
     /// Removes an export: no client can open it any more, sessions end after the requests in progress were answered,
-    /// and all writes are durable. The name is free afterwards.
+    /// and all writes are durable, unless the report says that the device is busy. The name is free afterwards.
     ///
     /// # Errors
     /// After [`RegistryError::Flush`], the export is removed nevertheless.
@@ -267,11 +277,10 @@ impl Registry {
         let export = self
             .find(name)
             .ok_or_else(|| RegistryError::NotFound { name: named() })?;
-        let (closing, patience) = match removal {
-            Removal::IfUnused => (Closing::IfUnused, Duration::ZERO),
-            Removal::Forced { patience } => (Closing::Forced, patience),
+        let (closing, patience, flush_patience) = match removal {
+            Removal::IfUnused => (Closing::IfUnused, Duration::ZERO, FLUSH_PATIENCE),
+            Removal::Forced { patience } => (Closing::Forced, patience, patience),
         };
-        let ended_client_count = export.clients().len();
         export
             .clients
             .close(closing)
@@ -280,25 +289,47 @@ impl Registry {
                 client_count,
             })?;
         export.withdraw();
-        export.clients.end_all(patience, clock);
-        let retired = export.device.retire(patience, clock);
+        // Counted after the withdrawal: sessions that continue without this export are not ended.
+        let ended_client_count = export.clients.end_all(patience, clock);
+        export.device.retire();
+        let settled = settle_all(&[Arc::clone(&export.device)], flush_patience, clock).pop();
         self.lock().retain(|other| !Arc::ptr_eq(other, &export));
-        match retired {
-            Ok(is_idle) => Ok(RemovalReport {
+        match settled {
+            Some(Settlement::Failed(source)) => Err(RegistryError::Flush { name: named(), source }),
+            Some(Settlement::Complete) => Ok(RemovalReport {
                 ended_client_count,
-                is_busy: !is_idle,
+                is_busy: false,
             }),
-            Err(source) => Err(RegistryError::Flush { name: named(), source }),
+            Some(Settlement::Busy) | None => Ok(RemovalReport {
+                ended_client_count,
+                is_busy: true,
+            }),
         }
     }
 
-    /// Removes all exports when the servers have stopped. Returns the errors of exports whose last writes may be lost.
+    /// Removes all exports within `patience` when the servers have stopped. An export that hangs does not delay the last
+    /// flushes of the others. Returns the errors of exports whose last writes may be lost.
     pub fn remove_all(&self, patience: Duration, clock: &dyn Clock) -> Vec<RegistryError> {
-        let exports = self.exports();
-        let removed = exports
-            .iter()
-            .map(|export| self.remove(&export.name, Removal::Forced { patience }, clock));
-        removed.filter_map(Result::err).collect()
+        let exports = std::mem::take(&mut *self.lock());
+        for export in &exports {
+            // A forced removal is never refused.
+            export.clients.close(Closing::Forced).unwrap_or_default();
+            export.withdraw();
+            export.clients.cut_all();
+            export.device.retire();
+        }
+        let written: Vec<_> = exports.iter().filter(|export| export.is_writable()).collect();
+        let devices: Vec<_> = written.iter().map(|export| Arc::clone(&export.device)).collect();
+        let settled = settle_all(&devices, patience, clock).into_iter().zip(written);
+        let errors = settled.filter_map(|(settlement, export)| {
+            let name = export.name.clone();
+            match settlement {
+                Settlement::Complete => None,
+                Settlement::Busy => Some(RegistryError::Busy { name }),
+                Settlement::Failed(source) => Some(RegistryError::Flush { name, source }),
+            }
+        });
+        errors.collect()
     }
 }
 
@@ -433,5 +464,27 @@ mod tests {
             Err(RegistryError::Flush { .. })
         ));
         assert!(registry.find("b").is_none());
+    }
+
+    #[test]
+    fn all_exports_are_removed_and_lost_writes_reported() {
+        let registry = Registry::default();
+        let failing = Arc::new(FaultyDevice::new(MemoryDevice::new(4096)));
+        failing.add(FaultRule::every(RequestKind::Flush, Fault::Io));
+        let healthy = Arc::new(FaultyDevice::new(MemoryDevice::new(4096)));
+        for (name, device) in [("failing", &failing), ("healthy", &healthy)] {
+            let device = ExportDevice::Writable(Arc::clone(device) as _);
+            registry.add(ExportOptions::new(name, device)).unwrap();
+        }
+        let session = TestSession::new(false);
+        let export = registry.find("healthy").unwrap();
+        *session.handle.lock().unwrap() = export.enter(entry(), Arc::clone(&session) as _);
+        let lost = registry.remove_all(PATIENCE, &SystemClock::new());
+        assert!(
+            matches!(&lost[..], [RegistryError::Flush { name, .. }] if name == "failing"),
+            "{lost:?}"
+        );
+        assert_eq!(healthy.count(RequestKind::Flush), 1);
+        assert!(export.clients().is_empty() && registry.exports().is_empty());
     }
 }
