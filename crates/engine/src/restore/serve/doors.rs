@@ -34,6 +34,18 @@ pub(super) enum DoorPlace {
 }
 
 impl ServeAddress {
+    /// The address and port, if clients connect over the network; also those of an inherited socket.
+    pub fn tcp_address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Unix(_) => None,
+            Self::Tcp(address) => Some(*address),
+            Self::Inherited(socket) => {
+                let address = rustix::net::getsockname(socket).ok()?;
+                SocketAddr::try_from(address).ok()
+            }
+        }
+    }
+
     pub(super) fn open(self, clock: &dyn Clock) -> Result<OpenDoor> {
         let opened = match self {
             Self::Unix(path) => Listener::unix(&path, clock),
@@ -52,5 +64,23 @@ impl DoorPlace {
             Some(address) => Self::Tcp(address),
             None => Self::Unix(listener.unix_path().unwrap_or_default()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::os::unix::net::UnixListener;
+
+    use super::ServeAddress;
+
+    #[test]
+    fn an_inherited_socket_has_its_address() {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = tcp.local_addr().unwrap();
+        assert_eq!(ServeAddress::Inherited(tcp.into()).tcp_address(), Some(address));
+        let folder = tempfile::tempdir().unwrap();
+        let unix = UnixListener::bind(folder.path().join("socket")).unwrap();
+        assert_eq!(ServeAddress::Inherited(unix.into()).tcp_address(), None);
     }
 }

@@ -114,11 +114,9 @@ impl InitiatorArgs {
     /// How iSCSI is served at `doors`. Warns if every initiator is accepted.
     pub(super) fn options(&self, doors: Vec<ServeAddress>, context: &Context) -> Result<IscsiOptions, Error> {
         let authentication = authentication(self)?;
-        for door in &doors {
-            if let ServeAddress::Tcp(address) = door
-                && matches!(authentication, Authentication::None)
-            {
-                context.console().warning(&self.without_authentication(*address));
+        if matches!(authentication, Authentication::None) {
+            for address in doors.iter().filter_map(ServeAddress::tcp_address) {
+                context.console().warning(&self.without_authentication(address));
             }
         }
         let console = context.shared_console();

@@ -95,11 +95,9 @@ impl TlsArgs {
     /// How NBD is served at `doors`. Warns if every client is accepted.
     pub(super) fn options(&self, doors: Vec<ServeAddress>, context: &Context) -> Result<NbdOptions, Error> {
         let tls = self.policy(context)?;
-        for door in &doors {
-            if let ServeAddress::Tcp(address) = door
-                && self.tls_clients.is_none()
-            {
-                context.console().warning(&self.open_door(*address));
+        if self.tls_clients.is_none() {
+            for address in doors.iter().filter_map(ServeAddress::tcp_address) {
+                context.console().warning(&self.open_door(address));
             }
         }
         let console = context.shared_console();
