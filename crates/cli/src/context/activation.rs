@@ -2,6 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
+use rustix::net::AddressFamily;
+use rustix::net::sockopt::{socket_acceptconn, socket_domain};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
 
 use super::Context;
@@ -62,7 +64,14 @@ impl ActivatedSockets {
         };
         let this = pidfd_open(getpid(), PidfdFlags::empty()).map_err(failed)?;
         let sockets = (FIRST..).zip(purposes).map(|(number, purpose)| {
+            // The copy is closed in child processes. It needs a call that units must allow: see `SystemCallFilter=` of
+            // holdfast-serve.service.
             let socket = pidfd_getfd(&this, number, PidfdGetfdFlags::empty()).map_err(failed)?;
+            // Otherwise the number is none of systemd's, but of a file that this process has opened.
+            if socket_acceptconn(&socket) == Ok(true) {
+                // Child processes would inherit the original. The number is free in any case.
+                nix::unistd::close(number).unwrap_or_default();
+            }
             Ok((purpose, socket))
         });
         Ok(Self {
@@ -74,6 +83,35 @@ impl ActivatedSockets {
     pub fn take(&mut self, purpose: SocketPurpose) -> Vec<OwnedFd> {
         let taken = self.sockets.extract_if(.., |(other, _)| *other == purpose);
         taken.map(|(_, socket)| socket).collect()
+    }
+
+    /// The socket for other commands.
+    ///
+    /// # Errors
+    /// There are several, or it is not a Unix socket.
+    pub fn take_control(&mut self) -> Result<Option<OwnedFd>, Error> {
+        only_local(self.take(SocketPurpose::Control))
+    }
+}
+
+/// The only socket; TCP does not say which user connects.
+fn only_local(sockets: Vec<OwnedFd>) -> Result<Option<OwnedFd>, Error> {
+    if sockets
+        .iter()
+        .any(|socket| socket_domain(socket) != Ok(AddressFamily::UNIX))
+    {
+        return Err(Error::usage(
+            "the control socket of systemd is not a Unix socket",
+            "give the path of a socket in ListenStream= of the .socket unit",
+        ));
+    }
+    let mut sockets = sockets.into_iter();
+    match (sockets.next(), sockets.next()) {
+        (Some(_), Some(_)) => Err(Error::usage(
+            "systemd has opened several control sockets",
+            "give one ListenStream= in one .socket unit",
+        )),
+        (only, _) => Ok(only),
     }
 }
 
@@ -94,7 +132,22 @@ fn purposes(names: &str, count: i32) -> Result<Vec<SocketPurpose>, Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SocketPurpose, purposes};
+    use std::net::TcpListener;
+    use std::os::fd::OwnedFd;
+    use std::os::unix::net::UnixStream;
+
+    use super::{SocketPurpose, only_local, purposes};
+
+    #[test]
+    fn there_is_at_most_one_control_socket_and_it_is_local() {
+        let (one, two) = UnixStream::pair().unwrap();
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(only_local(Vec::new()).unwrap().is_none());
+        assert!(only_local(vec![OwnedFd::from(tcp)]).is_err());
+        let pair = vec![OwnedFd::from(one.try_clone().unwrap()), OwnedFd::from(two)];
+        assert!(only_local(pair).is_err());
+        assert!(only_local(vec![OwnedFd::from(one)]).unwrap().is_some());
+    }
 
     #[test]
     fn sockets_are_told_apart_by_their_names() {

@@ -49,3 +49,23 @@ fn the_exposure_of_services_is_bounded() {
         assert!(system("systemd-analyze", &words).is_ok(), "{unit}");
     }
 }
+
+/// The server copies inherited sockets with a call that is not in `@system-service`: without it, the first client started a
+/// service that failed.
+#[test]
+fn services_with_sockets_may_copy_them() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd");
+    let mut count = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let socket = std::fs::read_to_string(entry.unwrap().path()).unwrap();
+        let Some(service) = socket.lines().find_map(|line| line.strip_prefix("Service=")) else {
+            continue;
+        };
+        count += 1;
+        let unit = std::fs::read_to_string(folder.join(service)).unwrap();
+        let filter = unit.lines().find_map(|line| line.strip_prefix("SystemCallFilter="));
+        let has_call = filter.is_none_or(|filter| filter.split(' ').any(|call| call == "pidfd_getfd"));
+        assert!(has_call, "{service}: {filter:?}");
+    }
+    assert_eq!(count, 2);
+}

@@ -95,6 +95,7 @@ impl Verb for AllArgs {
                 "give at least one with --nbd or --iscsi, or let systemd open it (ListenStream=)",
             ));
         }
+        let control = sockets.take_control()?;
         let plan = ServerPlan {
             choice: self.sources.choice(&self.exports)?,
             nbd: (!nbd.is_empty()).then(|| self.tls.options(nbd, context)).transpose()?,
@@ -104,7 +105,7 @@ impl Verb for AllArgs {
             vhost_user: None,
             lines: address_lines,
             max_connections: self.max_connections,
-            control: sockets.take(SocketPurpose::Control).pop(),
+            control,
             repository: RepositoryUse::IfNamed,
         };
         run_server(plan, context)
