@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         resources: ServerResources::new(Limits::default()),
         clock,
         events: Arc::new(|event: &VhostUserEvent<'_>| eprintln!("{event:?}")),
+        server_number: std::process::id().into(),
     });
     let options = VhostUserExportOptions {
         serial: "example".to_owned(),

@@ -29,7 +29,7 @@ mod ring;
 mod server;
 mod session;
 
-pub use crate::server::connections::StopReport;
+pub use crate::server::connections::{ReachedLimit, StopReport};
 pub use crate::server::export_device::ExportDevice;
 pub use crate::server::limits::Limits;
 pub use crate::server::listen::Listener;

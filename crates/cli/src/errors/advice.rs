@@ -11,11 +11,12 @@ mod passwords;
 mod pools;
 mod providers;
 mod refusals;
+mod servers;
 mod templates;
 
 use holdfast_archive::Error as ArchiveError;
 use holdfast_block::Error as DeviceError;
-use holdfast_engine::{Error as JobError, ResolveError, ServingError, SnapshotChoiceError};
+use holdfast_engine::{Error as JobError, ResolveError, SnapshotChoiceError};
 use holdfast_hardware::Error as HardwareError;
 use holdfast_image::Error as ImageError;
 use holdfast_repo::Error as RepositoryError;
@@ -27,6 +28,7 @@ use self::images::{clone_advice, image_advice, io_advice};
 use self::machines::machine_advice;
 use self::passwords::password_advice;
 use self::pools::xen_advice;
+use self::servers::{server_advice, serving_advice};
 use self::templates::template_advice;
 use super::{Error, Kind};
 use crate::exit::Exit;
@@ -99,6 +101,7 @@ impl Error {
             Self::Engine(error) => engine_advice(error),
             Self::Usage { hint, .. } => advice(Exit::Usage, Kind::Usage, hint.clone()),
             Self::Refused { kind, hint, .. } => advice(Exit::Error, *kind, hint.clone()),
+            Self::Server(error) => server_advice(error.kind),
             Self::Simulation(_) => advice(
                 Exit::Usage,
                 Kind::Usage,
@@ -210,22 +213,7 @@ fn target_advice(error: &JobError) -> Advice {
             Kind::Usage,
             "name one disk as SNAPSHOT:DISK, or give a folder for sockets with --sockets FOLDER",
         ),
-        JobError::Serving(ServingError::NameInUse { .. }) => advice(
-            Exit::Error,
-            Kind::Exists,
-            "give an image another name with NAME=IMAGE or --machine; serve a snapshot once",
-        ),
-        JobError::Serving(ServingError::NoRepository) => advice(
-            Exit::Error,
-            Kind::NoRepository,
-            "start the server with --repository, or serve an image",
-        ),
-        JobError::Serving(ServingError::StandardInput | ServingError::UnknownFormat { .. }) => advice(
-            Exit::Usage,
-            Kind::Usage,
-            "give the path of an image, and one of the formats of image info",
-        ),
-        JobError::Serving(ServingError::Registry(_)) => refused("holdfast serve list shows the exports"),
+        JobError::Serving(error) => serving_advice(error),
         JobError::OverlayInUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,

@@ -90,6 +90,9 @@ pub enum Error {
         /// What to do instead.
         hint: Cow<'static, str>,
     },
+    /// A running server has refused a request.
+    #[error("{}", .0.messages.join(": "))]
+    Server(holdfast_engine::ControlError),
     /// The retention cannot be simulated with these values.
     #[error(transparent)]
     Simulation(#[from] holdfast_policy::SimulationError),

@@ -7,6 +7,7 @@
 //! ```
 
 pub(crate) mod control;
+mod control_error;
 pub(crate) mod control_server;
 mod disks;
 pub(crate) mod doors;
@@ -14,10 +15,11 @@ mod exports;
 pub(crate) mod images;
 pub(crate) mod iscsi;
 mod layered;
+mod uri;
 pub(crate) mod vhost_user;
 
 use std::num::NonZero;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,12 +28,11 @@ use holdfast_image::{Format, OpenOptions};
 use holdfast_repo::{GcPause, Repository};
 use holdfast_serve::iscsi::{TargetServer, TargetServerOptions};
 use holdfast_serve::nbd::{EventSink, Limits, Server, ServerOptions, ServerResources, StopReport, TlsPolicy};
-use holdfast_serve::registry::{RegistryError, Removal};
+use holdfast_serve::registry::{RegistryError, Removal, RemovalReport};
 use jiff::tz::TimeZone;
 
-use self::control::{
-    AddedExport, AddedExports, AddedWrites, ControlAnswer, ControlError, ControlErrorKind, ControlRequest, ExportStatus,
-};
+use self::control::{AddedExport, AddedExports, AddedWrites, ControlAnswer, ControlRequest, ExportStatus};
+use self::control_error::control_error;
 use self::control_server::{ControlPlace, ControlServer, PendingRequest};
 use self::doors::{DoorPlace, ServeAddress};
 use self::exports::{ChangeWatch, ExportOpener, NbdDoor, ServedExports};
@@ -49,6 +50,9 @@ pub(crate) use self::disks::overlay_path;
 
 /// How long pending requests may take after a request to stop.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the last flushes may take afterwards. Both together are shorter than `TimeoutStopSec=` of the systemd unit,
+/// after which systemd kills the server.
+const LAST_FLUSH_PATIENCE: Duration = Duration::from_secs(40);
 /// The interval between two checks for a request to stop.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -138,6 +142,9 @@ fn limits(connection_count_max: Option<NonZero<usize>>) -> Limits {
 ///
 /// Garbage collection of the repository is paused meanwhile, so that clients can still read a snapshot that is removed
 /// while it is served.
+///
+/// # Errors
+/// The server cannot start, or the last writes to an export may be lost.
 pub fn serve(
     repository: Option<&Repository>,
     request: ServeRequest,
@@ -151,35 +158,78 @@ pub fn serve(
     let disks = request.vhost_user;
     let disks = disks.map(|options| VhostUserDisks::new(options, resources.clone(), Arc::clone(clock)));
     let exports = Arc::new(ServedExports::new(resources, units, disks, Arc::clone(clock)));
-    let opener = ExportOpener {
-        repository,
-        zone: &request.zone,
-        job,
-    };
-    exports.add(&request.choice, opener)?;
-    let nbd = request.nbd.map(|options| start_nbd(options, &exports)).transpose()?;
-    let iscsi = request
-        .iscsi
-        .map(|options| start_iscsi(options, &exports))
-        .transpose()?;
-    let control = request.control.and_then(|place| start_control(place, &exports, job));
-    ready(&exports.list());
-    let running = RunningServer {
+    let server = ServerStart {
+        nbd: request.nbd,
+        iscsi: request.iscsi,
+        control: request.control,
         exports: &exports,
-        control,
-        opener,
+        opener: ExportOpener {
+            repository,
+            zone: &request.zone,
+            job,
+        },
+        pause: pause.as_ref(),
     };
-    running.run(pause.as_ref());
+    let served = server.run(&request.choice, ready);
+    outcome(served, exports.remove_all(), job)
+}
+
+/// Lost writes are an error. After another error, they are warnings.
+fn outcome(served: Result<()>, lost: Vec<RegistryError>, job: Job<'_>) -> Result<()> {
+    let mut lost = lost.into_iter().map(Error::from);
+    let first = if served.is_ok() { lost.next() } else { None };
+    lost.for_each(|error| job.progress.warning(&error_messages(&error).join(": ")));
+    first.map_or(served, Err)
+}
+
+/// A server that starts.
+struct ServerStart<'a> {
+    nbd: Option<NbdOptions>,
+    iscsi: Option<IscsiOptions>,
+    control: Option<ControlPlace>,
+    exports: &'a Arc<ServedExports>,
+    opener: ExportOpener<'a>,
+    pause: Option<&'a GcPause<'a>>,
+}
+
+impl ServerStart<'_> {
+    /// Opens the exports, starts the servers, waits for the end, and stops the servers. After an error, the servers that
+    /// have started are stopped, too.
+    fn run(self, choice: &SourceChoice, ready: &mut dyn FnMut(&[ExportStatus])) -> Result<()> {
+        let (exports, job) = (self.exports, self.opener.job);
+        exports.add(choice, self.opener)?;
+        let nbd = self.nbd.map(|options| start_nbd(options, exports)).transpose()?;
+        let iscsi = self.iscsi.map(|options| start_iscsi(options, exports)).transpose()?;
+        let scratch = self.control.as_ref().map(|place| place.scratch.clone());
+        let control = self.control.and_then(|place| start_control(place, exports, job));
+        ready(&exports.list());
+        let running = RunningServer {
+            exports,
+            control,
+            scratch: scratch.unwrap_or_default(),
+            opener: self.opener,
+            pause: self.pause,
+        };
+        running.run();
+        stop(nbd, iscsi, exports, job);
+        Ok(())
+    }
+}
+
+/// Stops the servers of all protocols within [`PATIENCE`].
+fn stop(nbd: Option<Server>, iscsi: Option<TargetServer>, exports: &ServedExports, job: Job<'_>) {
+    let (mut nbd, mut iscsi) = (nbd, iscsi);
+    let deadline = exports.clock.now() + PATIENCE;
+    let left = || deadline.saturating_sub(exports.clock.now());
+    // All end at the same time: a device that hangs leaves no time for the others.
+    nbd.iter_mut().for_each(Server::begin_stop);
+    iscsi.iter_mut().for_each(TargetServer::begin_stop);
     let reports = [
-        nbd.map(|server| server.stop(PATIENCE)),
-        iscsi.map(|server| server.stop(PATIENCE)),
-        exports.disks.as_ref().map(VhostUserDisks::stop),
+        exports.disks.as_ref().map(|disks| disks.stop(left())),
+        nbd.map(|server| server.stop(left())),
+        iscsi.map(|server| server.stop(left())),
     ];
     warn_of_abandoned(reports.into_iter().flatten(), job);
-    for error in exports.remove_all() {
-        job.progress.warning(&error_messages(&error).join(": "));
-    }
-    Ok(())
 }
 
 /// A server that cannot be managed still serves.
@@ -194,7 +244,10 @@ fn start_control(place: ControlPlace, exports: &Arc<ServedExports>, job: Job<'_>
 }
 
 fn start_nbd(options: NbdOptions, exports: &ServedExports) -> Result<Server> {
-    let is_encrypted = !matches!(options.tls, TlsPolicy::Off);
+    let scheme = match &options.tls {
+        TlsPolicy::Off => "nbd",
+        _ => "nbds",
+    };
     let mut server = Server::new(ServerOptions {
         exports: Arc::clone(&exports.registry) as _,
         resources: exports.resources.clone(),
@@ -204,25 +257,10 @@ fn start_nbd(options: NbdOptions, exports: &ServedExports) -> Result<Server> {
     });
     for door in options.doors {
         let opened = door.open(&*exports.clock)?;
-        exports.change_addresses(|addresses| addresses.nbd.push(nbd_door(&opened.place, is_encrypted)));
+        exports.change_addresses(|addresses| addresses.nbd.push(NbdDoor::of(&opened.place, scheme)));
         server.listen(opened.listener).map_err(Error::Serve)?;
     }
     Ok(server)
-}
-
-/// The parts of the URI of an export.
-fn nbd_door(place: &DoorPlace, is_encrypted: bool) -> NbdDoor {
-    let scheme = if is_encrypted { "nbds" } else { "nbd" };
-    match place {
-        DoorPlace::Unix(path) => NbdDoor {
-            start: format!("{scheme}+unix:///"),
-            end: format!("?socket={}", path.display()),
-        },
-        DoorPlace::Tcp(address) => NbdDoor {
-            start: format!("{scheme}://{address}/"),
-            end: String::new(),
-        },
-    }
 }
 
 fn start_iscsi(options: IscsiOptions, exports: &ServedExports) -> Result<TargetServer> {
@@ -248,10 +286,13 @@ fn start_iscsi(options: IscsiOptions, exports: &ServedExports) -> Result<TargetS
 struct RunningServer<'a> {
     exports: &'a ServedExports,
     control: Option<ControlServer>,
+    /// The folder for overlays that are discarded at the end.
+    scratch: PathBuf,
     opener: ExportOpener<'a>,
+    pause: Option<&'a GcPause<'a>>,
 }
 
-/// Whether the server goes on after a request.
+/// What the server does after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     Continue,
@@ -260,7 +301,7 @@ enum Next {
 
 impl RunningServer<'_> {
     /// Waits until the job is interrupted or the server is stopped, and keeps garbage collection paused meanwhile.
-    fn run(&self, pause: Option<&GcPause>) {
+    fn run(&self) {
         let job = self.opener.job;
         let mut watch = ChangeWatch::new(job.clock);
         while job.interrupt.check().is_ok() {
@@ -275,7 +316,7 @@ impl RunningServer<'_> {
             {
                 return;
             }
-            if let Some(pause) = pause {
+            if let Some(pause) = self.pause {
                 pause.renew();
             }
             watch.look(self.exports, job);
@@ -285,8 +326,9 @@ impl RunningServer<'_> {
     fn answer(&self, pending: PendingRequest) -> Next {
         let (answer, next) = match pending.request {
             ControlRequest::List => return Next::Continue,
-            ControlRequest::Add(added) => (self.add(&added, &pending.scratch), Next::Continue),
-            ControlRequest::Remove { export, force } => (self.remove(&export, force), Next::Continue),
+            ControlRequest::Add(added) => (self.add(&added), Next::Continue),
+            ControlRequest::Remove { export, force: false } => (self.remove(&export), Next::Continue),
+            ControlRequest::Remove { export, force: true } => (self.remove_by_force(&export), Next::Continue),
             ControlRequest::Stop => (Ok(ControlAnswer::Stopping), Next::Stop),
         };
         let answer = answer.unwrap_or_else(|error| ControlAnswer::Error(control_error(&error)));
@@ -295,14 +337,15 @@ impl RunningServer<'_> {
         next
     }
 
-    fn add(&self, added: &AddedExports, scratch: &Path) -> Result<ControlAnswer> {
+    fn add(&self, added: &AddedExports) -> Result<ControlAnswer> {
+        let scratch = &self.scratch;
         let sources = added.exports.iter().map(added_source);
         let choice = SourceChoice {
             sources: sources.collect::<Result<_>>()?,
             writes: match &added.writes {
                 AddedWrites::Refuse => ClientWrites::Refuse,
-                AddedWrites::InPlace => ClientWrites::InPlace(scratch.to_owned()),
-                AddedWrites::Discard => ClientWrites::ThrowAway(scratch.to_owned()),
+                AddedWrites::InPlace => ClientWrites::InPlace(scratch.clone()),
+                AddedWrites::Discard => ClientWrites::ThrowAway(scratch.clone()),
                 AddedWrites::Keep(folder) => ClientWrites::Keep(folder.clone()),
             },
             machine: added.machine.clone(),
@@ -310,16 +353,19 @@ impl RunningServer<'_> {
         self.exports.add(&choice, self.opener).map(ControlAnswer::Added)
     }
 
-    fn remove(&self, name: &str, force: bool) -> Result<ControlAnswer> {
-        let report = if force {
-            self.exports.remove_by_force(name)?
-        } else {
-            self.exports.remove(name, Removal::IfUnused)?
-        };
-        Ok(ControlAnswer::Removed {
-            ended_clients: report.ended_client_count,
-            busy: report.is_busy,
-        })
+    fn remove(&self, name: &str) -> Result<ControlAnswer> {
+        Ok(removed(self.exports.remove(name, Removal::IfUnused)?))
+    }
+
+    fn remove_by_force(&self, name: &str) -> Result<ControlAnswer> {
+        Ok(removed(self.exports.remove_by_force(name)?))
+    }
+}
+
+fn removed(report: RemovalReport) -> ControlAnswer {
+    ControlAnswer::Removed {
+        ended_clients: report.ended_client_count,
+        busy: report.is_busy,
     }
 }
 
@@ -370,25 +416,42 @@ pub(crate) fn hostile_request(bytes: &[u8]) -> holdfast_block::hostile::Outcome 
     Outcome::Decoded
 }
 
-fn control_error(error: &Error) -> ControlError {
-    let kind = match error {
-        Error::Serving(ServingError::NameInUse { .. } | ServingError::Registry(RegistryError::NameInUse { .. })) => {
-            ControlErrorKind::Exists
-        }
-        Error::Serving(ServingError::Registry(RegistryError::NotFound { .. })) => ControlErrorKind::NotFound,
-        Error::Serving(ServingError::Registry(RegistryError::InUse { .. })) => ControlErrorKind::InUse,
-        _ => ControlErrorKind::Failed,
+fn warn_of_abandoned(reports: impl Iterator<Item = StopReport>, job: Job<'_>) {
+    let connections = match reports.map(|report| report.abandoned_connection_count).sum() {
+        0_usize => return,
+        1 => "1 connection".to_owned(),
+        count => format!("{count} connections"),
     };
-    ControlError {
-        kind,
-        messages: error_messages(error),
-    }
+    job.progress
+        .warning(&format!("{connections} had requests that did not end in time"));
 }
 
-fn warn_of_abandoned(reports: impl Iterator<Item = StopReport>, job: Job<'_>) {
-    let count: usize = reports.map(|report| report.abandoned_connection_count).sum();
-    if count > 0 {
-        job.progress
-            .warning(&format!("{count} connections had requests that did not end in time"));
+#[cfg(test)]
+mod tests {
+    use holdfast_block::SystemClock;
+    use holdfast_serve::registry::RegistryError;
+
+    use super::outcome;
+    use crate::job::error::ServingError;
+    use crate::job::{Error, Interrupt, Job, NoProgress, Result};
+
+    /// Lost writes were only a warning, and the command succeeded.
+    #[test]
+    fn lost_writes_are_an_error_unless_there_is_another() {
+        let (interrupt, clock) = (Interrupt::new(), SystemClock::new());
+        let job = Job {
+            progress: &NoProgress,
+            interrupt: &interrupt,
+            clock: &clock,
+            thread_count: 1,
+        };
+        let lost = || ["a", "b"].map(|name| RegistryError::Busy { name: name.to_owned() });
+        let ended = |served: Result<()>| outcome(served, lost().into(), job).unwrap_err();
+        assert!(matches!(
+            ended(Ok(())),
+            Error::Serving(ServingError::Registry(RegistryError::Busy { name })) if name == "a"
+        ));
+        assert!(matches!(ended(Err(Error::NoMachineName)), Error::NoMachineName));
+        outcome(Ok(()), Vec::new(), job).unwrap();
     }
 }

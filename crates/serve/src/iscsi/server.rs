@@ -97,6 +97,11 @@ impl TargetServer {
         self.connections.count()
     }
 
+    /// Accepts no more clients, and asks idle ones to end. [`stop`](Self::stop) waits for them.
+    pub fn begin_stop(&mut self) {
+        self.connections.begin_stop();
+    }
+
     /// Stops the server: accepts no more initiators, and completes the commands in progress, for at most `patience`.
     pub fn stop(mut self, patience: Duration) -> StopReport {
         self.connections.stop(patience)

@@ -95,6 +95,11 @@ impl Server {
         self.connections.count()
     }
 
+    /// Accepts no more clients, and asks idle ones to end. [`stop`](Self::stop) waits for them.
+    pub fn begin_stop(&mut self) {
+        self.connections.begin_stop();
+    }
+
     /// Stops the server: accepts no more clients, answers new requests with `ESHUTDOWN`, and completes the requests in
     /// progress, for at most `patience`.
     pub fn stop(mut self, patience: Duration) -> StopReport {

@@ -21,6 +21,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const CLOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// Interval at which a stopping server checks for connections that have ended.
 const STOP_TICK: Duration = Duration::from_millis(5);
+/// How long a stopping server waits for the threads of connections that it has closed.
+const CUT_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A protocol: how a server serves one client.
 pub(crate) trait Protocol: Send + Sync + 'static {
@@ -28,6 +30,8 @@ pub(crate) trait Protocol: Send + Sync + 'static {
     type Reply: AsRef<[u8]> + Default + Send + 'static;
     /// Names of the threads that accept clients and serve them.
     const THREAD_NAMES: ThreadNames;
+    /// When a stopping server stops receiving from a client.
+    const STOP_RECEIVING: StopReceiving = StopReceiving::WhenIdle;
 
     /// The state that all protocols have.
     fn core(&self) -> &ServerCore;
@@ -38,7 +42,7 @@ pub(crate) trait Protocol: Send + Sync + 'static {
     /// Serves a client until the connection ends.
     fn serve(self: &Arc<Self>, client: &ConnectedClient<Self::Reply>);
     /// Reports a client that was refused because there are too many.
-    fn too_many(&self, peer: &Peer);
+    fn too_many(&self, peer: &Peer, limit: ReachedLimit);
     /// Reports a connection that could not be accepted.
     fn accept_failed(&self, error: &std::io::Error);
 }
@@ -48,6 +52,24 @@ pub(crate) trait Protocol: Send + Sync + 'static {
 pub(crate) struct ThreadNames {
     pub(crate) listener: &'static str,
     pub(crate) connection: &'static str,
+}
+
+/// When a stopping server stops receiving from a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StopReceiving {
+    /// When no request of the client is in progress: until then, it may send more.
+    WhenIdle,
+    /// At once: requests do not come through the connection, and its end completes them.
+    AtOnce,
+}
+
+/// The limit on connections that excludes a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReachedLimit {
+    /// The one on all connections of the process, or of an address.
+    Process,
+    /// The one of this server alone.
+    Server,
 }
 
 /// The state after a server has stopped.
@@ -120,6 +142,12 @@ impl<P: Protocol> Connections<P> {
     /// Number of connected clients.
     pub(crate) fn count(&self) -> usize {
         self.table.lock().len()
+    }
+
+    /// Accepts no more clients, and asks the connected ones to end. [`stop`](Self::stop) waits for them.
+    pub(crate) fn begin_stop(&mut self) {
+        self.close_listeners();
+        self.table.stop_receiving(&self.table.lock());
     }
 
     /// Accepts no more clients, and completes the requests in progress, for at most `patience`.
@@ -201,8 +229,8 @@ impl<P: Protocol> ConnectionTable<P> {
             address,
             is_displaced: false,
         };
-        if !self.insert_within_limits(peer.connection, connection) {
-            self.protocol.too_many(&peer);
+        if let Err(limit) = self.insert_within_limits(peer.connection, connection) {
+            self.protocol.too_many(&peer, limit);
             return Ok(());
         }
         let slot = ConnectionSlot {
@@ -219,7 +247,11 @@ impl<P: Protocol> ConnectionTable<P> {
 
     /// Adds a connection if the limits allow it. Waits for connections that were closed to make room: on a busy host
     /// their threads end late.
-    fn insert_within_limits(&self, number: u64, connection: OpenConnection<P::Reply>) -> bool {
+    fn insert_within_limits(
+        &self,
+        number: u64,
+        connection: OpenConnection<P::Reply>,
+    ) -> std::result::Result<(), ReachedLimit> {
         let core = self.protocol.core();
         let address = connection.address;
         let deadline = core.clock.now() + CLOSE_PATIENCE;
@@ -236,18 +268,18 @@ impl<P: Protocol> ConnectionTable<P> {
                 let mut counts = core.resources.counts();
                 let room = match room_for(&connections, &counts, limits, address) {
                     // One that was just closed may still exist for a moment.
-                    Room::AfterClosing if has_displaced => Room::Available,
+                    Room::AfterClosing(_) if has_displaced => Room::Available,
                     room => room,
                 };
                 match room {
                     Room::Available => {
                         counts.add(address);
                         connections.insert(number, connection);
-                        return true;
+                        return Ok(());
                     }
-                    Room::Full => return false,
-                    Room::AfterClosing if core.clock.now() >= deadline => return false,
-                    Room::AfterClosing => {}
+                    Room::Full(limit) => return Err(limit),
+                    Room::AfterClosing(limit) if core.clock.now() >= deadline => return Err(limit),
+                    Room::AfterClosing(_) => {}
                 }
             }
             has_displaced = false;
@@ -260,24 +292,30 @@ impl<P: Protocol> ConnectionTable<P> {
         let deadline = clock.now() + patience;
         let mut connections = self.lock();
         while !connections.is_empty() && clock.now() < deadline {
-            for connection in connections.values().filter(|it| !it.client.is_busy()) {
-                // Requests that were already sent are still received, and answered with an error.
-                connection.client.stream.shut_down(Shutdown::Read);
-            }
+            self.stop_receiving(&connections);
             connections = self.wait(connections);
         }
         for connection in connections.values() {
             connection.client.stream.shut_down(Shutdown::Both);
         }
-        // Wait for connections that only waited for their peer: they end now.
-        for _ in 0..20 {
-            if connections.values().all(|connection| connection.client.is_busy()) {
-                break;
-            }
+        // Connections that only waited for their peer end now.
+        let deadline = clock.now() + CUT_PATIENCE;
+        while !connections.is_empty() && clock.now() < deadline {
             connections = self.wait(connections);
         }
         StopReport {
             abandoned_connection_count: connections.len(),
+        }
+    }
+
+    fn stop_receiving(&self, connections: &ConnectionMap<P>) {
+        let is_due = |client: &ConnectedClient<P::Reply>| match P::STOP_RECEIVING {
+            StopReceiving::WhenIdle => !client.is_busy(),
+            StopReceiving::AtOnce => true,
+        };
+        for connection in connections.values().filter(|it| is_due(&it.client)) {
+            // Requests that were already sent are still received, and answered with an error.
+            connection.client.stream.shut_down(Shutdown::Read);
         }
     }
 
@@ -292,8 +330,8 @@ impl<P: Protocol> ConnectionTable<P> {
 enum Room {
     Available,
     /// There is room after connections that are being closed have ended.
-    AfterClosing,
-    Full,
+    AfterClosing(ReachedLimit),
+    Full(ReachedLimit),
 }
 
 /// The limits on the connections of one server.
@@ -336,13 +374,14 @@ fn room_for<B>(
     let of_address = address.map_or(0, |address| counts.of(address).saturating_sub(displaced_of_address));
     let staying = counts.total.saturating_sub(displaced().count());
     let own_staying = connections.len() - displaced().count();
-    if staying >= shared.connection_count_max
-        || of_address >= shared.address_connection_count_max
-        || own_staying >= own_count_max
-    {
-        Room::Full
-    } else if counts.total >= shared.connection_count_max || connections.len() >= own_count_max {
-        Room::AfterClosing
+    if own_staying >= own_count_max {
+        Room::Full(ReachedLimit::Server)
+    } else if staying >= shared.connection_count_max || of_address >= shared.address_connection_count_max {
+        Room::Full(ReachedLimit::Process)
+    } else if connections.len() >= own_count_max {
+        Room::AfterClosing(ReachedLimit::Server)
+    } else if counts.total >= shared.connection_count_max {
+        Room::AfterClosing(ReachedLimit::Process)
     } else {
         Room::Available
     }

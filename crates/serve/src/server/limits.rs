@@ -4,8 +4,8 @@ use std::time::Duration;
 
 /// Limits on the resources that clients can use.
 ///
-/// Memory for requests is at most `memory_bytes_max`, plus `connection_count_max` times 5 MiB for buffers and small
-/// requests. A connection may always have one small request of [`SMALL_BYTES`](Self::SMALL_BYTES).
+/// Memory for requests is at most `memory_bytes_max`, plus `connection_count_max` times 6 MiB for buffers and small
+/// requests (an iSCSI session has up to 80 of 64 KiB). A connection may always have one small request of [`SMALL_BYTES`](Self::SMALL_BYTES).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Concurrent connections; further ones are closed at once.

@@ -167,7 +167,7 @@ impl Listener {
 
     /// Wakes a thread that waits for a client; the thread gets an error.
     pub(crate) fn close(&self) {
-        // The socket of a service manager goes on listening; the thread wakes by itself.
+        // The socket stays open in the service manager; the thread wakes by itself.
         if self.owner == Owner::Us {
             // The listener may be closed already.
             rustix::net::shutdown(self.socket(), rustix::net::Shutdown::Both).unwrap_or_default();

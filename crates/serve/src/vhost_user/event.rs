@@ -4,6 +4,7 @@ use std::io;
 
 use holdfast_block::Error as DeviceError;
 
+use crate::server::connections::ReachedLimit;
 use crate::server::peer::Peer;
 
 /// Why the connection of a front end ended.
@@ -36,12 +37,14 @@ pub enum VhostUserEvent<'a> {
         /// The front end.
         peer: &'a Peer,
     },
-    /// A connection was refused, because the maximum number is reached: one for a disk that can be written.
+    /// A connection was refused, because the maximum number is reached.
     TooMany {
         /// The disk's name.
         export: &'a str,
         /// The front end.
         peer: &'a Peer,
+        /// The reached maximum: that of the server is one for a disk that can be written.
+        limit: ReachedLimit,
     },
     /// The front end can shorten the memory that it shares. An access would then end this process.
     UnsealedMemory {

@@ -19,7 +19,7 @@ use super::session::{Session, SessionFailure};
 use crate::Result;
 use crate::registry::{ClientEnding, ClientEntry, ClientHandle, ClientProtocol};
 use crate::server::client::{ConnectedClient, ServerCore};
-use crate::server::connections::{Connections, Protocol, StopReport, ThreadNames};
+use crate::server::connections::{Connections, Protocol, ReachedLimit, StopReceiving, StopReport, ThreadNames};
 use crate::server::dispatch::DispatchPolicy;
 use crate::server::listen::Listener;
 use crate::server::peer::Peer;
@@ -39,6 +39,9 @@ pub struct VhostUserServerOptions {
     pub clock: Arc<dyn Clock>,
     /// The receiver of events.
     pub events: Arc<dyn VhostUserEventSink>,
+    /// A random number. Front ends that continue with a later server show it the number of the earlier one, whose writes
+    /// may be lost.
+    pub server_number: u64,
 }
 
 /// A server of disks for virtual machines. Disks are added and withdrawn while front ends use others.
@@ -46,8 +49,6 @@ pub struct VhostUserServerOptions {
 /// Dropping it stops it at once; [`stop`](Self::stop) completes the requests in progress first.
 pub struct VhostUserServer {
     options: VhostUserServerOptions,
-    /// The part of the numbers of its disks that differs between processes.
-    number: u64,
     disks: Mutex<DiskTable>,
 }
 
@@ -80,9 +81,7 @@ struct ServedDisk {
 impl VhostUserServer {
     /// A server without disks.
     pub fn new(options: VhostUserServerOptions) -> Self {
-        let now = u64::try_from(options.clock.now().as_nanos()).unwrap_or(u64::MAX);
         Self {
-            number: now.rotate_left(32) ^ u64::from(std::process::id()),
             options,
             disks: Mutex::default(),
         }
@@ -101,7 +100,7 @@ impl VhostUserServer {
             export: Arc::new(export),
             events: Arc::clone(&self.options.events),
             // A disk that is added again may lack writes: it is another one. The lowest bit is not used.
-            number: ServerNumber::new(self.number ^ table.added_count << 1),
+            number: ServerNumber::new(self.options.server_number ^ table.added_count << 1),
         };
         let number = DiskNumber(table.added_count);
         table.disks.insert(number, Connections::new(Arc::new(disk)));
@@ -140,7 +139,9 @@ impl VhostUserServer {
     /// Stops the server: accepts no more front ends, and completes the requests in progress, for at most `patience`.
     pub fn stop(&self, patience: Duration) -> StopReport {
         let deadline = self.options.clock.now() + patience;
-        let disks = std::mem::take(&mut self.lock().disks);
+        let mut disks = std::mem::take(&mut self.lock().disks);
+        // All end at the same time: a disk that hangs leaves no time for the others.
+        disks.values_mut().for_each(Connections::begin_stop);
         let mut abandoned_connection_count = 0;
         for mut disk in disks.into_values() {
             let left = deadline.saturating_sub(self.options.clock.now());
@@ -161,6 +162,8 @@ impl Protocol for ServedDisk {
         listener: "serve-vhost-in",
         connection: "serve-vhost",
     };
+    // A guest submits requests through its memory, perhaps without a pause.
+    const STOP_RECEIVING: StopReceiving = StopReceiving::AtOnce;
 
     fn core(&self) -> &ServerCore {
         &self.core
@@ -198,9 +201,9 @@ impl Protocol for ServedDisk {
         });
     }
 
-    fn too_many(&self, peer: &Peer) {
+    fn too_many(&self, peer: &Peer, limit: ReachedLimit) {
         let export = self.export.name.as_str();
-        self.report(&VhostUserEvent::TooMany { export, peer });
+        self.report(&VhostUserEvent::TooMany { export, peer, limit });
     }
 
     fn accept_failed(&self, error: &std::io::Error) {

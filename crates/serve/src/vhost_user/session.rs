@@ -417,6 +417,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         {
             return self.refuse("the region of requests in progress is too small");
         }
+        self.check_seal(&file);
         match InflightRegion::open(file, described.mmap_offset, queue_count, queue_size) {
             Ok(region) => {
                 if !self.is_own_inflight {

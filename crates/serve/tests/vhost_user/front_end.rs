@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ pub(crate) const RING_SIZE: u16 = 128;
 const RING_BYTES: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x4000;
 const USED: u64 = 0x8000;
+/// Servers of this process: each has a number of its own.
+static SERVER_COUNT: AtomicU64 = AtomicU64::new(1);
 /// Where requests are put.
 pub(crate) const REQUESTS: u64 = 1 << 20;
 
@@ -108,6 +110,7 @@ impl TestServer {
             resources: ServerResources::new(limits),
             clock: Arc::new(SystemClock::new()),
             events: Arc::new(move |event: &VhostUserEvent<'_>| log.lock().unwrap().push(format!("{event:?}"))),
+            server_number: SERVER_COUNT.fetch_add(1, Ordering::Relaxed) << 32,
         });
         let disk = server.add(export);
         Self { server, disk, events }

@@ -139,8 +139,8 @@ fn both_protocols_see_the_writes_of_each_other() {
     qemu_io(&server.nbd("db"), &["read -P 6 2M 64k", "flush"]);
     // The same image again has the same name, and another name does not unlock it.
     assert_eq!(rig.error(1, &["serve", "add", "db.qcow2"]).0, "exists");
-    let locked = rig.error(1, &["serve", "add", "--writable", "other=db.qcow2"]);
-    assert!(locked.1.contains("in use") || locked.1.contains("lock"), "{}", locked.1);
+    let locked = rig.error(4, &["serve", "add", "--writable", "other=db.qcow2"]);
+    assert_eq!(locked.0, "locked", "{}", locked.1);
     // Two images of a machine are units of one target.
     rig.write("b.raw", &noise(1 << 20, 2));
     rig.write("c.raw", &noise(1 << 20, 3));
@@ -167,6 +167,11 @@ fn both_protocols_see_the_writes_of_each_other() {
         shown.contains("of 256 connections") && shown.contains("web2/vdb"),
         "{shown}"
     );
+    // A name that does not exist does not hide what was removed.
+    let removed = rig.json(1, &["serve", "remove", "web2/vdb", "nonsense"]);
+    let removed = &removed["report"];
+    assert_eq!(removed["exports"][0]["name"], "web2/vdb", "{removed:#}");
+    assert_eq!(removed["failed"][0]["name"], "nonsense", "{removed:#}");
     server.stop(WARNED);
     assert_eq!(rig.runtime_names(), [""; 0]);
     assert!(rig.read("b.raw") == noise(1 << 20, 2), "writes were discarded");
@@ -189,11 +194,12 @@ fn exports_in_use_are_removed_only_by_force_and_lose_no_write() {
     let clients = export["clients"].as_array().unwrap();
     // This client opens several connections.
     assert!(clients.iter().all(|client| client["protocol"] == "nbd") && !clients.is_empty());
-    let (kind, message) = rig.error(1, &["serve", "remove", "db"]);
+    let (kind, message) = rig.error(4, &["serve", "remove", "db"]);
     assert!(kind == "locked" && message.contains("--force"), "{kind} {message}");
     client.read_at(&mut [0; 512], 0).unwrap();
     let removed = rig.report(&["serve", "remove", "--force", "db"]);
     assert_eq!(removed["exports"][0]["ended_clients"], clients.len());
+    assert_eq!(removed["exports"][0]["busy"], false);
     assert!(client.read_at(&mut [0; 512], 0).is_err());
     assert_eq!(rig.error(1, &["serve", "remove", "db"]).0, "not-found");
     // The lock is released, and also the write that no client has flushed is there.
@@ -327,6 +333,23 @@ fn hostile_requests_do_not_harm_a_server() {
     server.stop(WARNED);
 }
 
+/// The sockets of systemd that child processes of a server would inherit.
+fn inheritable_sockets(server: &ServedRegistry<'_>) -> Vec<String> {
+    const CLOSE_ON_EXEC: u32 = 0o2_000_000;
+    let folder = format!("/proc/{}/fdinfo", server.child.id());
+    let entries = std::fs::read_dir(folder).unwrap();
+    let numbers = entries.map(|entry| entry.unwrap());
+    let is_inheritable = |path: PathBuf| {
+        // Some are closed meanwhile.
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:\t"));
+        flags.is_some_and(|flags| u32::from_str_radix(flags, 8).unwrap() & CLOSE_ON_EXEC == 0)
+    };
+    let inheritable = numbers.filter(|entry| is_inheritable(entry.path()));
+    let names = inheritable.map(|entry| entry.file_name().into_string().unwrap());
+    names.filter(|name| ["3", "4"].contains(&&name[..])).collect()
+}
+
 #[test]
 fn systemd_hands_over_sockets_which_survive_the_server() {
     let rig = Rig::empty();
@@ -353,7 +376,9 @@ fn systemd_hands_over_sockets_which_survive_the_server() {
         let server = start();
         qemu_io(&server.nbd("db"), &["read 0 4k"]);
         qemu_io(&format!("{}/0", server.iscsi("db")), &["read 0 4k"]);
-        server.stop(0);
+        assert_eq!(inheritable_sockets(&server), [""; 0]);
+        // The inherited TCP socket has no authentication.
+        server.stop(WARNED);
         // The sockets still listen: the next client would start the service again.
         UnixStream::connect(&socket).unwrap();
     }

@@ -1,6 +1,6 @@
 //! The requests to a running server, and their answers: one line of JSON each. `docs/serving.md` describes them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -138,12 +138,22 @@ pub enum ControlErrorKind {
     Invalid,
     /// The server does not know this version.
     Version,
-    /// There is no such export or snapshot.
+    /// There is no such export, snapshot or disk.
     NotFound,
+    /// More than one snapshot matches.
+    Ambiguous,
+    /// A snapshot is to be added, and the server has no repository.
+    NoRepository,
     /// The name is in use.
     Exists,
     /// Clients are connected.
     InUse,
+    /// Another program uses an image, an overlay or the repository.
+    Locked,
+    /// Stored data or an image is damaged.
+    Damage,
+    /// An export was removed, and its last writes may be lost.
+    WritesLost,
     /// Another error.
     Failed,
 }
@@ -197,7 +207,8 @@ pub struct ExportStatus {
 /// The vhost-user socket of an export.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DiskSocket {
-    /// Its path.
+    /// Its path. In answers, bytes that are not UTF-8 are replaced.
+    #[serde(serialize_with = "as_text")]
     pub path: PathBuf,
     /// Whether a machine can continue with the next server of the disk.
     pub reconnect: bool,
@@ -236,6 +247,11 @@ pub struct TrafficStatus {
 pub struct CacheStatus {
     pub hits: u64,
     pub misses: u64,
+}
+
+/// JSON has no text that is not UTF-8.
+fn as_text<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 impl ControlError {
@@ -309,9 +325,13 @@ pub(super) fn parse_answer(line: &[u8]) -> serde_json::Result<ControlAnswer> {
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::path::Path;
+
     use super::{
-        AddedExport, AddedExports, AddedWrites, ControlAnswer, ControlErrorKind, ControlRequest, encode_answer,
-        encode_request, parse_answer, parse_request,
+        AddedExport, AddedExports, AddedWrites, ControlAnswer, ControlErrorKind, ControlRequest, DiskSocket,
+        ExportStatus, TrafficStatus, encode_answer, encode_request, parse_answer, parse_request,
     };
 
     #[test]
@@ -358,6 +378,32 @@ mod tests {
             parse_answer(br#"{"version":1,"stopping":null}"#).unwrap(),
             ControlAnswer::Stopping
         );
+    }
+
+    /// A path that was not UTF-8 made the whole answer an empty line.
+    #[test]
+    fn a_path_that_is_not_utf_8_is_answered() {
+        let socket = DiskSocket {
+            path: OsStr::from_bytes(b"/run/\xff.sock").into(),
+            reconnect: true,
+        };
+        let export = ExportStatus {
+            name: "a".to_owned(),
+            description: String::new(),
+            size_bytes: 0,
+            writable: false,
+            addresses: Vec::new(),
+            socket: Some(socket),
+            clients: Vec::new(),
+            traffic: TrafficStatus::default(),
+            cache: None,
+        };
+        let line = encode_answer(ControlAnswer::Added(vec![export]));
+        let Ok(ControlAnswer::Added(added)) = parse_answer(&line) else {
+            panic!("{}", String::from_utf8_lossy(&line));
+        };
+        let path = &added[0].socket.as_ref().unwrap().path;
+        assert_eq!(path, Path::new("/run/\u{fffd}.sock"));
     }
 
     #[test]

@@ -43,11 +43,9 @@ pub struct ControlPlace {
     pub scratch: PathBuf,
 }
 
-/// A request that changes the server, and whom to answer.
+/// A queued request, and the channel of its answer.
 pub(super) struct PendingRequest {
     pub(super) request: ControlRequest,
-    /// The folder for overlays that are discarded at the end.
-    pub(super) scratch: PathBuf,
     pub(super) reply: SyncSender<ControlAnswer>,
 }
 
@@ -68,13 +66,13 @@ impl ControlServer {
         };
         let listener = Listener::inherited(socket).map_err(Error::Serve)?;
         let (queue, pending) = sync_channel(PENDING_COUNT_MAX);
-        let (exports, pid, scratch) = (Arc::clone(exports), place.pid, place.scratch);
+        let (exports, pid) = (Arc::clone(exports), place.pid);
         let clock = Arc::clone(&exports.clock);
         let handler = move |line: &[u8]| {
             encode_answer(match parse_request(line) {
                 Err(error) => ControlAnswer::Error(error),
                 Ok(ControlRequest::List) => ControlAnswer::Server(Box::new(exports.status(pid))),
-                Ok(request) => queue_request(&queue, request, &scratch),
+                Ok(request) => queue_request(&queue, request),
             })
         };
         let server = LineServer::start(listener, LIMITS, clock, handler).map_err(Error::Serve)?;
@@ -109,13 +107,9 @@ fn bind(runtime: &Path) -> Result<(OwnedFd, RuntimeFolder)> {
     }
 }
 
-fn queue_request(queue: &SyncSender<PendingRequest>, request: ControlRequest, scratch: &Path) -> ControlAnswer {
+fn queue_request(queue: &SyncSender<PendingRequest>, request: ControlRequest) -> ControlAnswer {
     let (reply, answer) = sync_channel(1);
-    let pending = PendingRequest {
-        request,
-        scratch: scratch.to_owned(),
-        reply,
-    };
+    let pending = PendingRequest { request, reply };
     let is_queued = queue.try_send(pending).is_ok();
     let answer = is_queued.then(|| answer.recv().ok()).flatten();
     let busy = || {

@@ -1,5 +1,6 @@
 //! The exports of a running server: opened, added and removed while clients use others.
 
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -11,11 +12,13 @@ use holdfast_serve::nbd::ServerResources;
 use holdfast_serve::registry::{ExportOptions, RegisteredExport, Registry, RegistryError, Removal, RemovalReport};
 use jiff::tz::TimeZone;
 
-use super::PATIENCE;
+use super::LAST_FLUSH_PATIENCE;
 use super::control::{CacheStatus, ClientStatus, DiskSocket, ExportStatus, ServerStatus, TrafficStatus};
 use super::disks::{DiskSelection, OpenDisk, open_disks};
+use super::doors::DoorPlace;
 use super::images::{ImageSelection, ServedImage, open_image};
 use super::iscsi::{UnitRules, UnitSource};
+use super::uri::percent_encoded;
 use super::vhost_user::{DiskSource, VhostUserDisks};
 use super::{ServeSource, SourceChoice};
 use crate::SnapshotName;
@@ -26,7 +29,7 @@ use crate::job::{Job, Result};
 /// The interval between two checks whether served images have changed.
 const CHANGE_INTERVAL: Duration = Duration::from_secs(5);
 /// How long each step of a forced removal may take.
-const REMOVAL_PATIENCE: Duration = Duration::from_secs(5);
+const REMOVAL_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Begin and end of the URIs of NBD exports, with the name between them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,8 +39,22 @@ pub(super) struct NbdDoor {
 }
 
 impl NbdDoor {
+    /// The parts of the URIs at an address, with the scheme `nbd` or `nbds`.
+    pub(super) fn of(place: &DoorPlace, scheme: &str) -> Self {
+        match place {
+            DoorPlace::Unix(path) => Self {
+                start: format!("{scheme}+unix:///"),
+                end: format!("?socket={}", percent_encoded(path.as_os_str().as_bytes())),
+            },
+            DoorPlace::Tcp(address) => Self {
+                start: format!("{scheme}://{address}/"),
+                end: String::new(),
+            },
+        }
+    }
+
     fn uri(&self, name: &str) -> String {
-        format!("{}{name}{}", self.start, self.end)
+        format!("{}{}{}", self.start, percent_encoded(name.as_bytes()), self.end)
     }
 }
 
@@ -117,12 +134,7 @@ impl ServedExports {
                 Err(error) => {
                     for export in &added {
                         // No client can have written yet.
-                        drop(self.remove(
-                            export.name(),
-                            Removal::Forced {
-                                patience: REMOVAL_PATIENCE,
-                            },
-                        ));
+                        drop(self.remove_by_force(export.name()));
                     }
                     return Err(error);
                 }
@@ -233,7 +245,7 @@ impl ServedExports {
 
     /// Removes all exports after the servers have stopped. Returns errors of exports whose last writes may be lost.
     pub(super) fn remove_all(&self) -> Vec<RegistryError> {
-        let errors = self.registry.remove_all(PATIENCE, &*self.clock);
+        let errors = self.registry.remove_all(LAST_FLUSH_PATIENCE, &*self.clock);
         self.records().clear();
         errors
     }
@@ -368,5 +380,37 @@ impl ChangeWatch {
                 .iter()
                 .for_each(|message| job.progress.warning(message));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt as _;
+
+    use holdfast_serve::nbd::client::{Endpoint, NbdUri};
+
+    use super::{DoorPlace, NbdDoor};
+
+    /// A name or a path with `?`, `#`, `&` or a blank made a URI of another export or socket.
+    #[test]
+    fn uris_name_the_export_and_the_socket() {
+        for (name, path) in [
+            ("web1@0a1b/vda", &b"/run/web1.sock"[..]),
+            ("a b?c#d%e&f", b"/run/a b&c=d?#%.sock"),
+            ("w\u{eb}b", b"/run/\xff.sock"),
+        ] {
+            let path = OsStr::from_bytes(path);
+            let uri = NbdDoor::of(&DoorPlace::Unix(path.into()), "nbd").uri(name);
+            let parsed: NbdUri = uri.parse().unwrap();
+            assert_eq!(parsed.export, name, "{uri}");
+            assert!(
+                matches!(parsed.endpoint, Endpoint::Unix(socket) if socket == path),
+                "{uri}"
+            );
+        }
+        let door = NbdDoor::of(&DoorPlace::Tcp("[::1]:10809".parse().unwrap()), "nbds");
+        assert_eq!(door.uri("web1@0a1b/vda"), "nbds://[::1]:10809/web1@0a1b/vda");
+        assert_eq!(door.uri("a b"), "nbds://[::1]:10809/a%20b");
     }
 }

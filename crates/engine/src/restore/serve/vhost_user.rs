@@ -3,6 +3,7 @@
 use std::num::NonZero;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_serve::registry::RegisteredExport;
@@ -11,7 +12,6 @@ use holdfast_serve::vhost_user::{
     VhostUserExportOptions, VhostUserServer, VhostUserServerOptions,
 };
 
-use super::PATIENCE;
 use super::control::DiskSocket;
 use super::disks::OpenDisk;
 use crate::job::{Error, Result};
@@ -38,6 +38,8 @@ pub struct VhostUserOptions {
     pub queue_count: NonZero<u16>,
     /// Receives events about front ends.
     pub events: Arc<dyn VhostUserEventSink>,
+    /// A random number that differs between servers.
+    pub server_number: u64,
 }
 
 /// Properties of a disk that front ends and guests see.
@@ -70,6 +72,7 @@ impl VhostUserDisks {
             resources,
             clock: Arc::clone(&clock),
             events: options.events,
+            server_number: options.server_number,
         });
         Self {
             server: Arc::new(server),
@@ -131,9 +134,9 @@ impl VhostUserDisks {
         format!("vhost-user:{}", path.display())
     }
 
-    /// Completes the requests in progress, and disconnects the front ends.
-    pub(super) fn stop(&self) -> StopReport {
-        self.server.stop(PATIENCE)
+    /// Completes the requests in progress, for at most `patience`, and disconnects the front ends.
+    pub(super) fn stop(&self, patience: Duration) -> StopReport {
+        self.server.stop(patience)
     }
 }
 

@@ -18,7 +18,7 @@ use super::login_phase::log_in;
 use super::shared::TargetShared;
 use crate::registry::{ClientEntry, ClientProtocol};
 use crate::server::client::{ConnectedClient, ServerCore};
-use crate::server::connections::{Protocol, ThreadNames};
+use crate::server::connections::{Protocol, ReachedLimit, ThreadNames};
 use crate::server::dispatch::{Dispatch, DispatchPolicy};
 use crate::server::outbox::{Outbox, RequestCost};
 use crate::server::peer::Peer;
@@ -49,7 +49,7 @@ impl Protocol for TargetShared {
         serve(self, client);
     }
 
-    fn too_many(&self, peer: &Peer) {
+    fn too_many(&self, peer: &Peer, _limit: ReachedLimit) {
         self.events.target_event(&TargetEvent::TooMany { peer });
     }
 

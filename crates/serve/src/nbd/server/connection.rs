@@ -17,7 +17,7 @@ use crate::nbd::wire::{ErrorNumber, RequestHeader};
 use crate::registry::{ClientEnding, ClientEntry, ClientProtocol};
 use crate::server::budget::Lease;
 use crate::server::client::{ConnectedClient, ServerCore};
-use crate::server::connections::{Protocol, ThreadNames};
+use crate::server::connections::{Protocol, ReachedLimit, ThreadNames};
 use crate::server::dispatch::{Dispatch, DispatchPolicy};
 use crate::server::limits::Limits;
 use crate::server::outbox::{Outbox, RequestCost};
@@ -59,7 +59,7 @@ impl Protocol for ServerShared {
         serve(self, client);
     }
 
-    fn too_many(&self, peer: &Peer) {
+    fn too_many(&self, peer: &Peer, _limit: ReachedLimit) {
         self.events.event(&Event::TooMany { peer });
     }
 

@@ -3,9 +3,13 @@
 use std::path::Path;
 use std::time::Duration;
 
+use holdfast_block::error_messages;
 use holdfast_engine::{CacheStatus, ClientStatus, ExportStatus, ServerStatus, TrafficStatus};
 use serde::Serialize;
 
+use crate::context::Context;
+use crate::errors::Error;
+use crate::exit::Exit;
 use crate::output::{Column, Page, Report, Style, Table};
 use crate::units;
 
@@ -232,9 +236,33 @@ impl Report for ExportsAdded {
 }
 
 /// Report of `serve remove`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub(super) struct ExportsRemoved {
     pub(super) exports: Vec<RemovedDocument>,
+    failed: Vec<RemovalFailed>,
+    #[serde(skip)]
+    exit: Option<Exit>,
+}
+
+/// An export that could not be removed.
+#[derive(Debug, Serialize)]
+struct RemovalFailed {
+    name: String,
+    error: String,
+}
+
+impl ExportsRemoved {
+    /// Reports an error. The first one decides the exit code.
+    pub(super) fn fail(&mut self, name: &str, error: &Error, context: &Context) {
+        let causes = error_messages(error);
+        let advice = error.advice();
+        context.console().error(&causes, advice.hint.as_deref());
+        self.exit.get_or_insert(advice.exit);
+        self.failed.push(RemovalFailed {
+            name: name.to_owned(),
+            error: causes.join(": "),
+        });
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -242,6 +270,8 @@ pub(super) struct RemovedDocument {
     pub(super) name: String,
     /// Clients whose sessions were ended.
     pub(super) ended_clients: usize,
+    /// Whether a request or the last flush did not end in time.
+    pub(super) busy: bool,
 }
 
 impl Report for ExportsRemoved {
@@ -253,6 +283,10 @@ impl Report for ExportsRemoved {
         true
     }
 
+    fn exit(&self) -> Exit {
+        self.exit.unwrap_or(Exit::Ok)
+    }
+
     fn human(&self, page: &mut Page) {
         for export in &self.exports {
             let clients = match export.ended_clients {
@@ -260,6 +294,10 @@ impl Report for ExportsRemoved {
                 count => format!(", disconnected {}", units::counted(count as u64, "client", "clients")),
             };
             page.line(&format!("removed {}{clients}", export.name));
+        }
+        if !self.failed.is_empty() {
+            let names: Vec<&str> = self.failed.iter().map(|failed| &failed.name[..]).collect();
+            page.styled(Style::Bad, &format!("not removed: {}", names.join(", ")));
         }
     }
 }

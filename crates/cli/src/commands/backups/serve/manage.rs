@@ -3,9 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_engine::{
-    ControlAnswer, ControlError, ControlErrorKind, ControlRequest, ServerStatus, ask_server, control_sockets,
-};
+use holdfast_engine::{ControlAnswer, ControlRequest, ServerStatus, ask_server, control_sockets};
 
 use super::document::{ExportsAdded, ExportsRemoved, RemovedDocument, ServerDocument, ServerStopped, ServersListed};
 use super::sources::SourceArgs;
@@ -125,26 +123,41 @@ impl Verb for RemoveExportsArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let server = self.server.one(context)?;
-        let mut exports = Vec::new();
+        let mut done = ExportsRemoved::default();
         for name in &self.exports {
-            let request = ControlRequest::Remove {
-                export: name.clone(),
-                force: self.force,
-            };
-            let ControlAnswer::Removed { ended_clients, busy } = server.ask(&request)? else {
-                return Err(unexpected());
-            };
-            if busy {
-                context.console().warning(&format!(
-                    "a request to {name} did not end in time: its file is used until it does"
-                ));
+            match self.remove(name, &server) {
+                Ok(removed) => {
+                    if removed.busy {
+                        context.console().warning(&format!(
+                            "a request to {name} did not end in time: its files are in use, and its last writes not \
+                             durable, until it does"
+                        ));
+                    }
+                    done.exports.push(removed);
+                }
+                Err(error) if self.exports.len() == 1 => return Err(error),
+                // Exports that were removed are reported, too.
+                Err(error) => done.fail(name, &error, context),
             }
-            exports.push(RemovedDocument {
-                name: name.clone(),
-                ended_clients,
-            });
         }
-        context.report(&ExportsRemoved { exports })
+        context.report(&done)
+    }
+}
+
+impl RemoveExportsArgs {
+    fn remove(&self, name: &str, server: &KnownServer) -> Result<RemovedDocument, Error> {
+        let request = ControlRequest::Remove {
+            export: name.to_owned(),
+            force: self.force,
+        };
+        match server.ask(&request)? {
+            ControlAnswer::Removed { ended_clients, busy } => Ok(RemovedDocument {
+                name: name.to_owned(),
+                ended_clients,
+                busy,
+            }),
+            _ => Err(unexpected()),
+        }
     }
 }
 
@@ -181,7 +194,7 @@ impl KnownServer {
                 socket,
                 status: *status,
             })),
-            ControlAnswer::Error(error) => Err(refused(&error)),
+            ControlAnswer::Error(error) => Err(Error::Server(error)),
             _ => Err(unexpected()),
         }
     }
@@ -193,7 +206,7 @@ impl KnownServer {
     fn ask(&self, request: &ControlRequest) -> Result<ControlAnswer, Error> {
         match ask_server(&self.socket, request)? {
             None => Err(Error::refused(Kind::NotFound, "the server has ended", HINT_START)),
-            Some(ControlAnswer::Error(error)) => Err(refused(&error)),
+            Some(ControlAnswer::Error(error)) => Err(Error::Server(error)),
             Some(answer) => Ok(answer),
         }
     }
@@ -255,19 +268,6 @@ impl ServerArgs {
             }
         }
     }
-}
-
-/// The error of a server.
-fn refused(error: &ControlError) -> Error {
-    let (kind, hint) = match error.kind {
-        ControlErrorKind::Invalid => (Kind::Refused, "check the spelling"),
-        ControlErrorKind::Version => (Kind::NewerFormat, "use the same version of holdfast as the server"),
-        ControlErrorKind::NotFound => (Kind::NotFound, "holdfast serve list shows the exports"),
-        ControlErrorKind::Exists => (Kind::Exists, "give an image another name with NAME=IMAGE or --machine"),
-        ControlErrorKind::InUse => (Kind::Locked, "disconnect the clients first, or use --force"),
-        ControlErrorKind::Failed => (Kind::Refused, "the server has the reason; see its messages for more"),
-    };
-    Error::refused(kind, error.messages.join(": "), hint)
 }
 
 fn unexpected() -> Error {

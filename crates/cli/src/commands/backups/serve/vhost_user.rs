@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use holdfast_engine::{DiskSocket, ExportStatus, SocketPlace, VhostUserOptions};
 use holdfast_hardware::xml::Element;
-use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, SectorSize, VhostUserEvent};
+use holdfast_repo::key::{Randomness as _, SystemRandomness};
+use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, ReachedLimit, SectorSize, VhostUserEvent};
 
 use super::run::{RepositoryUse, ServerPlan, run_server};
 use super::sources::SourceArgs;
@@ -62,7 +63,7 @@ impl Verb for VhostUserArgs {
             choice: self.sources.choice(&self.exports)?,
             nbd: None,
             iscsi: None,
-            vhost_user: Some(self.options(context)),
+            vhost_user: Some(self.options(context)?),
             lines,
             max_connections: self.max_connections,
             control: None,
@@ -73,15 +74,20 @@ impl Verb for VhostUserArgs {
 }
 
 impl VhostUserArgs {
-    fn options(&self, context: &Context) -> VhostUserOptions {
-        let is_shared = self.sockets.is_some();
+    fn options(&self, context: &Context) -> Result<VhostUserOptions, Error> {
+        let capacity = match self.sockets {
+            Some(_) => DiskCapacity::Several,
+            None => DiskCapacity::One,
+        };
+        let mut server_number = [0; 8];
+        SystemRandomness.fill(&mut server_number)?;
         let console = context.shared_console();
         let events = move |event: &VhostUserEvent<'_>| {
-            if let Some(warning) = warning_of(event, is_shared) {
+            if let Some(warning) = warning_of(event, capacity) {
                 console.warning(&warning);
             }
         };
-        VhostUserOptions {
+        Ok(VhostUserOptions {
             sockets: match (&self.socket, &self.sockets) {
                 (Some(path), _) => SocketPlace::File(path.clone()),
                 (None, folder) => SocketPlace::Folder(folder.clone().unwrap_or_default()),
@@ -92,8 +98,16 @@ impl VhostUserArgs {
             },
             queue_count: self.queues,
             events: Arc::new(events),
-        }
+            server_number: u64::from_ne_bytes(server_number),
+        })
     }
+}
+
+/// How many disks the process can serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DiskCapacity {
+    One,
+    Several,
 }
 
 fn parse_queues(text: &str) -> Result<NonZero<u16>, String> {
@@ -157,16 +171,21 @@ fn disk_element(path: &Path, socket: &DiskSocket) -> Element {
     disk.child(driver).child(source).child(target)
 }
 
-/// The warning of an event, if it needs one. `is_shared`: the process may serve several disks.
-fn warning_of(event: &VhostUserEvent<'_>, is_shared: bool) -> Option<String> {
+/// The warning of an event, if it needs one.
+fn warning_of(event: &VhostUserEvent<'_>, capacity: DiskCapacity) -> Option<String> {
     match event {
         VhostUserEvent::RequestFailed {
             export, action, error, ..
         } => Some(format!("{export}: {action}: {error}")),
-        VhostUserEvent::TooMany { export, peer } => Some(format!(
-            "{export}: refused {peer}: another machine uses the disk, and it can be written"
-        )),
-        VhostUserEvent::UnsealedMemory { export, peer } if is_shared => Some(format!(
+        VhostUserEvent::TooMany { export, peer, limit } => Some(match limit {
+            ReachedLimit::Server => {
+                format!("{export}: refused {peer}: another machine uses the disk, and it can be written")
+            }
+            ReachedLimit::Process => {
+                format!("{export}: refused {peer}: the maximum number of connections is reached (--max-connections)")
+            }
+        }),
+        VhostUserEvent::UnsealedMemory { export, peer } if capacity == DiskCapacity::Several => Some(format!(
             "{export}: {peer} can shorten its memory and so end this server of several disks; memory-backend-memfd \
              with seal=on (the default) prevents that"
         )),
@@ -195,8 +214,29 @@ fn warning_of(event: &VhostUserEvent<'_>, is_shared: bool) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use holdfast_engine::{DiskSocket, ExportStatus, TrafficStatus};
+    use holdfast_serve::vhost_user::{Peer, ReachedLimit, VhostUserEvent};
 
-    use super::{lines, parse_queues};
+    use super::{DiskCapacity, lines, parse_queues, warning_of};
+
+    #[test]
+    fn a_refused_machine_learns_the_limit() {
+        let peer = Peer {
+            connection: 1,
+            name: "uid 0 pid 7".to_owned(),
+        };
+        for (limit, reason) in [
+            (ReachedLimit::Server, "another machine"),
+            (ReachedLimit::Process, "--max-connections"),
+        ] {
+            let event = VhostUserEvent::TooMany {
+                export: "web1/vda",
+                peer: &peer,
+                limit,
+            };
+            let warning = warning_of(&event, DiskCapacity::One).unwrap();
+            assert!(warning.contains(reason), "{warning}");
+        }
+    }
 
     #[test]
     fn the_number_of_queues_is_bounded() {
