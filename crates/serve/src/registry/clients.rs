@@ -160,7 +160,9 @@ impl Clients {
     /// the number of clients that were asked.
     pub(super) fn end_all(&self, patience: Duration, clock: &dyn Clock) -> usize {
         let sessions = self.sessions();
-        sessions.iter().for_each(|session| session.ask_to_end());
+        for session in &sessions {
+            session.ask_to_end();
+        }
         if self.wait_until_empty(patience, clock) > 0 {
             self.cut_all();
             self.wait_until_empty(patience, clock);

@@ -207,7 +207,9 @@ mod tests {
     fn a_device_that_hangs_delays_no_other() {
         let (hung, healthy) = (GatedDevice::new(Gated::Flushes), GatedDevice::new(Gated::Nothing));
         let devices = [counted(&hung), counted(&healthy)];
-        devices.iter().for_each(|device| device.retire());
+        for device in &devices {
+            device.retire();
+        }
         let settled = settle_all(&devices, Duration::from_millis(100), &SystemClock::new());
         assert!(
             matches!(settled[..], [Settlement::Busy, Settlement::Complete]),

@@ -147,7 +147,7 @@ impl<P: Protocol> Connections<P> {
     /// Accepts no more clients, and asks the connected ones to end. [`stop`](Self::stop) waits for them.
     pub(crate) fn begin_stop(&mut self) {
         self.close_listeners();
-        self.table.stop_receiving(&self.table.lock());
+        ConnectionTable::<P>::stop_receiving(&self.table.lock());
     }
 
     /// Accepts no more clients, and completes the requests in progress, for at most `patience`.
@@ -292,7 +292,7 @@ impl<P: Protocol> ConnectionTable<P> {
         let deadline = clock.now() + patience;
         let mut connections = self.lock();
         while !connections.is_empty() && clock.now() < deadline {
-            self.stop_receiving(&connections);
+            Self::stop_receiving(&connections);
             connections = self.wait(connections);
         }
         for connection in connections.values() {
@@ -308,7 +308,7 @@ impl<P: Protocol> ConnectionTable<P> {
         }
     }
 
-    fn stop_receiving(&self, connections: &ConnectionMap<P>) {
+    fn stop_receiving(connections: &ConnectionMap<P>) {
         let is_due = |client: &ConnectedClient<P::Reply>| match P::STOP_RECEIVING {
             StopReceiving::WhenIdle => !client.is_busy(),
             StopReceiving::AtOnce => true,
