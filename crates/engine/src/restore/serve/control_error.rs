@@ -39,11 +39,12 @@ fn kind_of(error: &Error) -> ControlErrorKind {
 fn kind_of_serving(error: &ServingError) -> ControlErrorKind {
     match error {
         ServingError::NoRepository => ControlErrorKind::NoRepository,
-        ServingError::UnknownFormat { .. } | ServingError::StandardInput => ControlErrorKind::Invalid,
+        ServingError::UnknownFormat { .. }
+        | ServingError::StandardInput
+        | ServingError::Registry(RegistryError::InvalidName { .. }) => ControlErrorKind::Invalid,
         ServingError::NameInUse { .. } | ServingError::Registry(RegistryError::NameInUse { .. }) => {
             ControlErrorKind::Exists
         }
-        ServingError::Registry(RegistryError::InvalidName { .. }) => ControlErrorKind::Invalid,
         ServingError::Registry(RegistryError::NotFound { .. }) => ControlErrorKind::NotFound,
         ServingError::Registry(RegistryError::InUse { .. }) => ControlErrorKind::InUse,
         ServingError::Registry(RegistryError::Flush { .. } | RegistryError::Busy { .. }) => {
