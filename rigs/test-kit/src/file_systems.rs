@@ -12,12 +12,30 @@ use holdfast_host::provider::{Btrfs, Provider, Reflink, Zfs};
 
 const PATH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin";
 const MIB: u64 = 1 << 20;
+/// How a program reports a file on a FUSE file system whose server has ended.
+const DEAD_SERVER: &str = "Transport endpoint is not connected";
+const DEAD_SERVER_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a program of the system; returns its output.
 ///
 /// # Errors
 /// The program's error output.
 pub fn system(program: &str, words: &[&str]) -> Result<String, String> {
+    let clock = SystemClock::new();
+    loop {
+        match execute(program, words) {
+            // It looks at the files of all loop devices, also at one whose server another test has killed.
+            Err(reason)
+                if program == "mkfs.btrfs" && reason.contains(DEAD_SERVER) && clock.now() < DEAD_SERVER_PATIENCE =>
+            {
+                clock.sleep(Duration::from_millis(200));
+            }
+            result => return result,
+        }
+    }
+}
+
+fn execute(program: &str, words: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     let output = command.args(words).env("PATH", PATH).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program} does not start: {error}"))?;

@@ -1,30 +1,13 @@
 //! Loop devices and small file systems. They need root; without it, tests print that they are skipped.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+
+pub(crate) use holdfast_test_kit::file_systems::system;
 
 /// Prints why a test is skipped.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 fn skipped(reason: &str) {
     println!("skipped: {reason}");
-}
-
-/// Runs a program of the system; returns its output, or the reason of its failure.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "only the system's programs make loop devices and file systems"
-)]
-pub(crate) fn system(program: &str, words: &[&str]) -> Result<String, String> {
-    let output = Command::new(program)
-        .args(words)
-        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-        .output()
-        .map_err(|error| format!("{program} does not start: {error}"))?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    } else {
-        Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
-    }
 }
 
 pub(crate) fn text(path: &Path) -> &str {

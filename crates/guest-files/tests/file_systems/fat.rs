@@ -33,8 +33,8 @@ fn compare_with_mtools(width: &str, image_bytes: u64) {
     let mut words = vec!["-s", "-m", "-i", text(&image)];
     words.extend(entries.iter().map(|path| text(path)));
     words.push("::");
-    // mtools stores local time, which is UTC here.
-    system("env", &[&["TZ=UTC", "mcopy"], &words[..]].concat());
+    // mtools stores local time, which is UTC here, and takes names in the encoding of the locale.
+    system("env", &[&["TZ=UTC", "LC_ALL=C.UTF-8", "mcopy"], &words[..]].concat());
     let mut file_system = place.open();
     let count = assert_same(&mut *file_system, &source, Attributes::None, &[]);
     assert!(count >= 40, "{count} files were compared");
