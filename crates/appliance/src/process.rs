@@ -26,8 +26,8 @@ use holdfast_host::{PROGRAM_PATH, command};
 const QEMU: &str = "qemu-system-x86_64";
 /// Where distributions without QEMU's own name for it have it.
 const QEMU_PATHS: [&str; 2] = ["/usr/libexec/qemu-kvm", "/usr/lib/qemu-kvm"];
-/// The user without rights who runs QEMU if this process is root.
-const NOBODY: u32 = 65_534;
+/// User and group of QEMU if this process runs as root: `nobody` and `nogroup`.
+const UNPRIVILEGED_ID: u32 = 65_534;
 /// Bytes of the console that are kept for errors.
 const CONSOLE_BYTES: usize = 16 << 10;
 const CONSOLE_LINES: usize = 3;
@@ -182,7 +182,7 @@ impl ApplianceMachine {
     }
 
     /// The last lines of the console.
-    fn last_words(&self) -> String {
+    fn last_lines(&self) -> String {
         let console = self.console.lock().unwrap_or_else(PoisonError::into_inner);
         let text = String::from_utf8_lossy(&console).into_owned();
         let text: String = text
@@ -212,8 +212,10 @@ fn spawn(launcher: OsString, orders: UnixStream) -> io::Result<Child> {
         .process_group(0);
     if rustix::process::geteuid().is_root() {
         // The group of the device keeps the right to use the processor's virtualization.
-        let group = std::fs::metadata("/dev/kvm").map_or(NOBODY, |metadata| metadata.gid());
-        child.gid(if group == 0 { NOBODY } else { group }).uid(NOBODY);
+        let group = std::fs::metadata("/dev/kvm").map_or(UNPRIVILEGED_ID, |metadata| metadata.gid());
+        child
+            .gid(if group == 0 { UNPRIVILEGED_ID } else { group })
+            .uid(UNPRIVILEGED_ID);
     }
     child.spawn()
 }
@@ -347,7 +349,7 @@ impl ReaderProcess for ApplianceMachine {
             },
             (_, None) => format!("in the appliance ended: {error}"),
         };
-        match self.last_words() {
+        match self.last_lines() {
             words if words.is_empty() => how,
             words => format!("{how} ({words})"),
         }

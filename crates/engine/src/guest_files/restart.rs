@@ -1,6 +1,6 @@
 //! A reader in another process that is started again when it ends.
 //!
-//! A node keeps its number in a new process, so a long restore goes on with the file at which the old process ended.
+//! A node keeps its number in a new process, so a long restore continues with the file at which the old process ended.
 
 use holdfast_guest_files::{DirectoryEntry, Error, ExtendedAttribute, FilePiece, FileSystem, Metadata, NodeId, Result};
 
