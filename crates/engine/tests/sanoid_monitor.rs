@@ -9,7 +9,6 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,6 +18,7 @@ use holdfast_host::{Answer, ToolError, Tools};
 use holdfast_policy::Timestamp;
 use holdfast_policy::sanoid::{Check, SanoidConfig};
 use holdfast_sanoid_runner::Sanoid;
+use holdfast_test_kit::write_program;
 
 const CASE_COUNT: u64 = 120;
 const NAMES: [&str; 4] = ["tank", "data", "rpool", "tank2"];
@@ -272,8 +272,7 @@ impl SanoidEnvironment {
         );
         for (name, text) in [("zpool", &zpool[..]), ("zfs", ""), ("ps", "")] {
             let path = theirs.path(&format!("bin/{name}"));
-            fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            write_program(&path, &format!("#!/bin/sh\n{text}\n"));
         }
         theirs
     }

@@ -16,4 +16,4 @@ pub mod qemu;
 
 mod process;
 
-pub use process::{ServiceSocket, activate, assert_served, run};
+pub use process::{ServiceSocket, activate, assert_served, copy_program, run, write_program};

@@ -1,5 +1,6 @@
 //! Runs programs that a test requires.
 
+use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,6 +14,27 @@ pub fn run(program: &str, arguments: &[&str]) -> String {
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{program} {arguments:?}: {text}");
     text
+}
+
+/// Creates a program from the text of a script, or replaces it.
+///
+/// Another process writes the file: were it open for writing here, a child that another test starts in this moment would
+/// keep it open, and the kernel would refuse to execute it (ETXTBSY).
+pub fn write_program(path: &Path, script: &str) {
+    let mut install = Command::new("install");
+    install
+        .args(["-m", "755", "/dev/stdin"])
+        .arg(path)
+        .stdin(Stdio::piped());
+    let mut child = install.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "{}", path.display());
+}
+
+/// Copies a program, so that it can be executed at once, as [`write_program`] does.
+pub fn copy_program(from: &Path, to: &Path) {
+    let status = Command::new("install").args(["-m", "755"]).args([from, to]).status();
+    assert!(status.unwrap().success(), "{}", to.display());
 }
 
 /// A listening socket, and the name by which a service knows it.

@@ -11,7 +11,6 @@ use holdfast_test_kit::json_schema::violations;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::host::{system, text};
 use crate::program::{program, program_inside, stderr, stdout};
 
 /// Deleted on drop.
@@ -56,6 +55,14 @@ impl Rig {
         File::create(path).unwrap().write_all(bytes).unwrap();
     }
 
+    /// Creates an executable script.
+    pub(crate) fn write_program(&self, name: &str, script: &str) -> PathBuf {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        holdfast_test_kit::write_program(&path, script);
+        path
+    }
+
     pub(crate) fn read(&self, name: &str) -> Vec<u8> {
         read(self.path(name)).unwrap()
     }
@@ -93,20 +100,14 @@ impl Rig {
 
     /// Adds a program with this name and text, which takes precedence over that of the system.
     pub(crate) fn have_program(&mut self, name: &str, text: &str) {
-        let path = format!("programs/{name}");
-        self.write(&path, text.as_bytes());
-        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(self.path(&path), runs).unwrap();
+        self.write_program(&format!("programs/{name}"), text);
         self.programs = Some(self.path("programs"));
     }
 
     /// Writes a program `hook` that records the variables of each event in `hook.EVENT`, and its calls in `hook.calls`.
     pub(crate) fn write_hook(&self) {
         let script = "#!/bin/sh\n/usr/bin/env | /usr/bin/sort | /bin/grep ^HOLDFAST_ > \"$0.$1\"\n/bin/echo \"$1\" >> \"$0.calls\"\n";
-        self.write("hook.sh", script.as_bytes());
-        // Installed by another process, because a file that this process has open for writing cannot be executed.
-        let (from, to) = (self.path("hook.sh"), self.path("hook"));
-        system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
+        self.write_program("hook", script);
     }
 
     /// The events for which the hook was called since the last query.

@@ -10,12 +10,12 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use holdfast_policy::sanoid::{SanoidConfig, SnapshotType, TypedSnapshot, freshness, snapshot_name};
 use holdfast_policy::{TimeZone, Timestamp};
 use holdfast_sanoid_runner::Sanoid;
+use holdfast_test_kit::write_program;
 
 use crate::random::Random;
 
@@ -237,8 +237,7 @@ impl World {
         let folder = self.path("bin");
         fs::create_dir_all(&folder).unwrap();
         let path = folder.join(name);
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&path, &format!("#!/bin/sh\n{text}\n"));
     }
 
     /// Runs the real program; returns its output and its exit code.

@@ -113,10 +113,7 @@ impl World {
     fn hook(&self, event: &str, words: &str) -> PathBuf {
         let uri = self.lab.uri();
         let script = format!("#!/bin/sh\n[ $1 != {event} ] || exec virsh -q -c '{uri}' {words}\n");
-        self.rig.write("hook", script.as_bytes());
-        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o700);
-        std::fs::set_permissions(self.rig.path("hook"), runs).unwrap();
-        self.rig.path("hook")
+        self.rig.write_program("hook", &script)
     }
 
     fn assert_incremental(&self, what: &str) {

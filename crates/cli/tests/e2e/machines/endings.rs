@@ -81,13 +81,8 @@ fn a_machine_that_ends_at_the_point_in_time_is_reported() {
             "destroy" => format!("virsh -q -c '{uri}' destroy web1"),
             _ => format!("kill -ABRT {process}"),
         };
-        world.rig.write(
-            "hook",
-            format!("#!/bin/sh\n[ \"$1\" = pre-freeze ] && {end}\nexit 0\n").as_bytes(),
-        );
-        let runs = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(world.rig.path("hook"), runs).unwrap();
-        let hook = world.rig.path("hook");
+        let script = format!("#!/bin/sh\n[ \"$1\" = pre-freeze ] && {end}\nexit 0\n");
+        let hook = world.rig.write_program("hook", &script);
         let words = ["backup", "web1", "--hook", hook.to_str().unwrap()];
         let output = world.rig.code(1, &at(&uri, &words));
         assert_message(&crate::program::stderr(&output), expected, how);

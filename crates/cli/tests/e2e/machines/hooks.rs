@@ -22,8 +22,7 @@ impl Hooked {
         let agent_commands = play_agent(&bare.lab.path("agent"));
         let log = bare.rig.path("log").display().to_string();
         let script = format!("#!/bin/sh\necho \"$1\" >> {log}\nenv | grep ^HOLDFAST_ | sort > {log}.$1\n{does}\n");
-        bare.rig.write("hook", script.as_bytes());
-        std::fs::set_permissions(bare.rig.path("hook"), std::fs::Permissions::from_mode(0o700)).unwrap();
+        bare.rig.write_program("hook", &script);
         Self { bare, agent_commands }
     }
 

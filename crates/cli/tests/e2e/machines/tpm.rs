@@ -175,9 +175,7 @@ fn firmware_variables_and_tpm_state_are_of_the_point_in_time() {
         tpm = world.place("web3").display(),
         garbage = garbage.display()
     );
-    world.rig.write("hook", hook.as_bytes());
-    let hook = world.rig.path("hook");
-    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let hook = world.rig.write_program("hook", &hook);
     world.json(0, &["backup", "web3", "--hook", hook.to_str().unwrap()]);
     assert_eq!(world.state("web3"), noise(600_000, 3), "the hook was called");
     let kept = |what: &str| ["before", "after"].map(|when| world.rig.read(&format!("{what}-{when}")));

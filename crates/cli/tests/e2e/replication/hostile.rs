@@ -205,10 +205,7 @@ fn forged_peer(stream: &[u8], name: &str, kind: &str) -> (tempfile::TempDir, Str
         file.display()
     );
     let program = folder.path().join("forging");
-    std::fs::File::create(&program)
-        .and_then(|mut file| std::io::Write::write_all(&mut file, script.as_bytes()))
-        .unwrap();
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    holdfast_test_kit::write_program(&program, &script);
     let program = program.display().to_string();
     (folder, program)
 }

@@ -88,11 +88,8 @@ impl Host {
 
     /// Creates an executable script in `bin`.
     pub(crate) fn program(&self, name: &str, script: &str) {
-        let path = format!("bin/{name}");
-        self.rig
-            .write(&path, format!("#!/bin/sh\n{}\n", self.filled(script)).as_bytes());
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(self.rig.path(&path), mode).unwrap();
+        let script = format!("#!/bin/sh\n{}\n", self.filled(script));
+        self.rig.write_program(&format!("bin/{name}"), &script);
     }
 
     /// Starts the daemon; its output is appended to the file `log`.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::host::{system, text};
+use crate::host::text;
 use crate::program::{stderr, stdout};
 use crate::rig::Rig;
 
@@ -86,12 +86,8 @@ impl World {
         self.rig.write(&format!("programs/{name}"), content.as_bytes());
     }
 
-    /// Installed by another process: a file that is open for writing, even in a child of another test, cannot be
-    /// executed.
     fn program(&self, name: &str, script: &str) {
-        self.rig.write("script", script.as_bytes());
-        let (from, to) = (self.rig.path("script"), self.rig.path(&format!("programs/{name}")));
-        system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
+        self.rig.write_program(&format!("programs/{name}"), script);
     }
 
     fn words(&self, words: &[&str]) -> Vec<String> {
@@ -348,11 +344,13 @@ impl Drop for Mounted<'_> {
 /// Calls the helper as mount(8) does. The program that it calls is a stand-in that prints its arguments.
 #[expect(clippy::disallowed_methods, reason = "mount(8) starts the helper")]
 fn help_to_mount(rig: &Rig, words: &[&str]) -> (Option<i32>, String) {
-    rig.write("script", b"#!/bin/sh\necho \"$@\"\n");
-    let (from, to) = (rig.path("script"), rig.path("printer"));
-    system("/usr/bin/install", &["-m", "755", text(&from), text(&to)]).unwrap();
+    let printer = rig.write_program("printer", "#!/bin/sh\necho \"$@\"\n");
     let helper = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/mount.holdfast");
-    let output = Command::new(helper).args(words).env("HOLDFAST", to).output().unwrap();
+    let output = Command::new(helper)
+        .args(words)
+        .env("HOLDFAST", printer)
+        .output()
+        .unwrap();
     (output.status.code(), stdout(&output) + &stderr(&output))
 }
 

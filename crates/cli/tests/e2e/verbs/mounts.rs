@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileExt as _, PermissionsExt};
+use std::os::unix::fs::FileExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -14,6 +14,7 @@ use holdfast_block::{Clock as _, SystemClock};
 use rustix::fs::SeekFrom::{Data, Hole};
 use rustix::process::{Pid, Signal, kill_process};
 
+use holdfast_test_kit::copy_program;
 use holdfast_test_kit::libvirt::LibvirtLab;
 
 use crate::host::{system, text};
@@ -260,10 +261,9 @@ fn a_user_without_rights_mounts_with_a_helper() {
         return;
     }
     let rig = rig_with_snapshot();
-    std::fs::copy(env!("CARGO_BIN_EXE_holdfast"), rig.path("program")).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_holdfast")), &rig.path("program"));
     let point = MountPoint::new(&rig, "mnt");
     open_to_all(&rig.path("."));
-    std::fs::set_permissions(rig.path("program"), PermissionsExt::from_mode(0o755)).unwrap();
     std::os::unix::fs::chown(&point.0, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     let run = |words: &[&str]| {
         #[expect(clippy::disallowed_methods, reason = "the program runs as another user")]

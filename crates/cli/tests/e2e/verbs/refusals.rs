@@ -4,6 +4,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 
+use holdfast_test_kit::copy_program;
+
 use crate::program::stderr;
 use crate::rig::{Rig, assert_code, noise};
 
@@ -83,9 +85,8 @@ fn a_repository_without_write_permission_can_be_read() {
     let bytes = noise(50_000, 1);
     rig.write("web1.raw", &bytes);
     rig.ok(&["backup", "web1.raw"]);
-    std::fs::copy(env!("CARGO_BIN_EXE_holdfast"), rig.path("program")).unwrap();
+    copy_program(Path::new(env!("CARGO_BIN_EXE_holdfast")), &rig.path("program"));
     open_to_all(&rig.path("."));
-    std::fs::set_permissions(rig.path("program"), PermissionsExt::from_mode(0o755)).unwrap();
     if !rustix::process::geteuid().is_root() {
         for folder in ["repo", "repo/snapshots", "repo/writers", "repo/tmp", "repo/index"] {
             std::fs::set_permissions(rig.path(folder), PermissionsExt::from_mode(0o555)).unwrap();
