@@ -45,6 +45,8 @@ pub(super) struct DiskFill<'a> {
     unpausing: Attempts,
     was_started: bool,
     copying: BTreeMap<&'a str, Attempts>,
+    /// For disks whose copies the hypervisor did not finish.
+    finishing: BTreeMap<&'a str, Attempts>,
 }
 
 /// The lock of a job: while it is held, no other process works on the job.
@@ -85,6 +87,7 @@ impl<'a> DiskFill<'a> {
             unpausing: Attempts::default(),
             was_started: false,
             copying: BTreeMap::new(),
+            finishing: BTreeMap::new(),
         }
     }
 
@@ -220,10 +223,7 @@ impl<'a> DiskFill<'a> {
             return Ok(Step::Done);
         }
         match self.hypervisor.copy(uuid, &disk.name, &disk.place())? {
-            Some(copy) if copy.is_complete => {
-                self.hypervisor.finish_copy(uuid, &disk.name)?;
-                return Ok(Step::Done);
-            }
+            Some(copy) if copy.is_complete => return self.finish(disk),
             Some(copy) => {
                 // A copy that another process started may be about to fail because its server died. That does not count
                 // as a failure of this process.
@@ -246,6 +246,26 @@ impl<'a> DiskFill<'a> {
             Attempt::Later | Attempt::Exhausted => {}
         }
         Ok(Step::Copying { done_bytes: 0 })
+    }
+
+    /// Lets the machine use the complete copy of a disk.
+    ///
+    /// A busy libvirt may refuse this, or report an error after it was done: the next check sees which.
+    fn finish(&mut self, disk: &'a InstantDisk) -> Result<Step> {
+        let (uuid, name) = (&self.instant.uuid, &disk.name);
+        match self.finishing.entry(name).or_default().next(self.job.clock.now()) {
+            Attempt::Now => match self.hypervisor.finish_copy(uuid, name) {
+                Ok(()) => return Ok(Step::Done),
+                Err(error) => self.job.progress.warning(&format!("{error}; trying again")),
+            },
+            Attempt::Later => {}
+            Attempt::Exhausted => {
+                return Err(self.stopped(&format!("the hypervisor does not finish the copy of disk {name}")));
+            }
+        }
+        Ok(Step::Copying {
+            done_bytes: disk.size_bytes,
+        })
     }
 
     /// Removes everything temporary.
