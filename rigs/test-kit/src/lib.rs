@@ -16,4 +16,4 @@ pub mod qemu;
 
 mod process;
 
-pub use process::{ServiceSocket, activate, assert_served, copy_program, run, write_program};
+pub use process::{ServiceSocket, activate, assert_served, copy_program, processor_demand, run, write_program};

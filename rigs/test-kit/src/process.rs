@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Runs a program, which must succeed; returns its output.
 pub fn run(program: &str, arguments: &[&str]) -> String {
@@ -72,6 +73,19 @@ pub fn activate(program: &Command, sockets: [ServiceSocket<'_>; 2], errors: &Pat
         .env("LISTEN_FDNAMES", names);
     command.stdin(first).stderr(second).stdout(Stdio::piped());
     command
+}
+
+/// The time for which the threads of a process have run or have waited for a processor: on a busy host, a process that
+/// waits is not idle.
+pub fn processor_demand(process: u32) -> Duration {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
+    let of_task = |task: std::fs::DirEntry| {
+        // A thread may have ended.
+        let text = std::fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+        let nanoseconds = text.split_whitespace().take(2).map(|word| word.parse::<u64>().unwrap());
+        Duration::from_nanos(nanoseconds.sum())
+    };
+    tasks.map(|task| of_task(task.unwrap())).sum()
 }
 
 /// Asserts that the NBD export at `socket` contains `byte` in `length` bytes from `offset` on.

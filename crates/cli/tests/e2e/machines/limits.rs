@@ -52,7 +52,7 @@ fn the_read_rate_of_a_machine_is_limited() {
     assert!(report["load"]["waited_ms"].as_u64().unwrap() > 0, "{report}");
     bare.assert_snapshot_is_right("slow");
     // Slow enough for the limit to be the bottleneck on a busy host too.
-    let page = bare.rig.ok(&["backup", &bare.source, "--no-parent", "--bwlimit", "4M"]);
+    let page = bare.rig.ok(&["backup", &bare.source, "--no-parent", "--bwlimit", "2M"]);
     assert!(page.contains("limited by --bwlimit"), "{page}");
 }
 

@@ -17,11 +17,13 @@ use super::at;
 use super::bare::Bare;
 use crate::rig::{Rig, noise};
 use holdfast_test_kit::libvirt::LibvirtLab;
+use holdfast_test_kit::processor_demand;
 
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 const NAME: &str = "tpm2-00.permall";
-/// The firmware counts as idle when it has written nothing for the first duration; the second one is the timeout.
+/// The firmware counts as idle when it has written nothing for the first duration, in which it demanded less processor time
+/// than a fifth of it; the second one is the timeout.
 const IDLE: Duration = Duration::from_secs(8);
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -103,14 +105,20 @@ impl MachineWithTpm {
                 std::fs::read(self.lab.path(&format!("{name}_VARS.fd"))).ok(),
             )
         };
-        let (mut last, mut since) = (written(), start);
+        let variables = self.lab.path(&format!("{name}_VARS.fd"));
+        let process = holdfast_test_kit::run("pgrep", &["-f", &format!("qemu-system.*{}", variables.display())]);
+        let process = process.trim().parse().unwrap();
+        let (mut last, mut since, mut demand) = (written(), start, Duration::MAX);
         loop {
             self.clock.sleep(Duration::from_millis(200));
             let (now, state) = (self.clock.now(), written());
-            if state != last {
+            let is_quiet = now.saturating_sub(since) > IDLE;
+            if state != last || is_quiet {
+                let demand_before = std::mem::replace(&mut demand, processor_demand(process));
+                if is_quiet && demand.saturating_sub(demand_before) < IDLE / 5 && state == last && since != start {
+                    return;
+                }
                 (last, since) = (state, now);
-            } else if now.saturating_sub(since) > IDLE && since != start {
-                return;
             }
             assert!(
                 now.saturating_sub(start) < PATIENCE,

@@ -209,11 +209,12 @@ fn a_slow_source_is_the_bottleneck() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
+    // Slow enough for the source to be the bottleneck on a busy host, too.
     for seed in 0..15 {
         std::io::Write::write_all(&mut stdin, &noise(10_000, seed)).unwrap();
         holdfast_block::Clock::sleep(
             &holdfast_block::SystemClock::new(),
-            std::time::Duration::from_millis(100),
+            std::time::Duration::from_millis(400),
         );
     }
     drop(stdin);

@@ -261,9 +261,9 @@ fn a_user_without_rights_mounts_with_a_helper() {
         return;
     }
     let rig = rig_with_snapshot();
-    copy_program(Path::new(env!("CARGO_BIN_EXE_holdfast")), &rig.path("program"));
     let point = MountPoint::new(&rig, "mnt");
     open_to_all(&rig.path("."));
+    copy_program(Path::new(env!("CARGO_BIN_EXE_holdfast")), &rig.path("program"));
     std::os::unix::fs::chown(&point.0, Some(OTHER_USER), Some(OTHER_USER)).unwrap();
     let run = |words: &[&str]| {
         #[expect(clippy::disallowed_methods, reason = "the program runs as another user")]

@@ -85,8 +85,8 @@ fn a_repository_without_write_permission_can_be_read() {
     let bytes = noise(50_000, 1);
     rig.write("web1.raw", &bytes);
     rig.ok(&["backup", "web1.raw"]);
-    copy_program(Path::new(env!("CARGO_BIN_EXE_holdfast")), &rig.path("program"));
     open_to_all(&rig.path("."));
+    copy_program(Path::new(env!("CARGO_BIN_EXE_holdfast")), &rig.path("program"));
     if !rustix::process::geteuid().is_root() {
         for folder in ["repo", "repo/snapshots", "repo/writers", "repo/tmp", "repo/index"] {
             std::fs::set_permissions(rig.path(folder), PermissionsExt::from_mode(0o555)).unwrap();
