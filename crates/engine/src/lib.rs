@@ -192,7 +192,8 @@ pub use template::{
     Digest as TemplateDigest, KeepIdentity, ListedHistory, ListedTemplate, Piece as TemplatePiece,
     PieceKind as TemplatePieceKind, Publication, Published, PullReport, PullRequest, PullTarget, PulledDisk,
     PushRequest, PushSource, RemovalSelection, Replace, SignedBy, Statement as TemplateStatement, TEMPLATE_NAMESPACE,
-    TemplateGuest, TemplateHistory, TemplateLabel, TemplateListing, TemplateName, TemplatePlan, TemplateReference,
-    TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed, Unsigned, Vouching, list_templates, plan_push,
-    plan_tag, prepare_push, prepare_tag, pull_template, remove_templates, show_template,
+    TemplateContainer, TemplateContainerRequest, TemplateGuest, TemplateHistory, TemplateLabel, TemplateListing,
+    TemplateName, TemplatePlan, TemplateReference, TemplateRemoval, TemplateTag, TemplateVersion, Trust, Unsealed,
+    Unsigned, Vouching, create_container_from_template, list_templates, plan_push, plan_tag, prepare_push, prepare_tag,
+    pull_template, remove_templates, show_template,
 };

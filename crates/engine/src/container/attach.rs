@@ -134,10 +134,10 @@ fn run(tools: &dyn Tools, program: &str, arguments: &[&str], package: &'static s
 /// The file system on a disk, and where it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoundFileSystem {
-    pub(super) kind: FileSystemKind,
+    pub(crate) kind: FileSystemKind,
     pub(super) offset: u64,
     /// Its length if it is in a partition.
-    pub(super) partition_bytes: Option<u64>,
+    pub(crate) partition_bytes: Option<u64>,
 }
 
 /// Finds the only file system on the disk of the container at `container`.

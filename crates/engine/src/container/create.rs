@@ -76,18 +76,7 @@ pub fn create_container(
 /// # Errors
 /// Those that [`create_container`] would find at once.
 pub fn check_create(request: &CreateContainerRequest<'_>) -> Result<()> {
-    check_absent(&request.folder)?;
-    let failed = |path: &Path, source| Error::File {
-        action: "create a folder in",
-        path: path.to_owned(),
-        source,
-    };
-    let parent = request.folder.parent().unwrap_or(Path::new("/"));
-    rustix::fs::accessat(CWD, parent, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
-        .map_err(|error| failed(parent, error.into()))?;
-    if !parent.is_dir() {
-        return Err(failed(parent, std::io::ErrorKind::NotADirectory.into()));
-    }
+    check_new_folder(&request.folder)?;
     let new = NewContainer {
         size_bytes: request.size_bytes,
         format: request.format,
@@ -98,6 +87,23 @@ pub fn check_create(request: &CreateContainerRequest<'_>) -> Result<()> {
         Some(kind) => kind.make(Path::new(""), &VersionQuery(request.tools)),
         None => Ok(()),
     }
+}
+
+/// Checks that [`create_complete`] can create `folder`.
+pub(crate) fn check_new_folder(folder: &Path) -> Result<()> {
+    check_absent(folder)?;
+    let failed = |path: &Path, source| Error::File {
+        action: "create a folder in",
+        path: path.to_owned(),
+        source,
+    };
+    let parent = folder.parent().unwrap_or(Path::new("/"));
+    rustix::fs::accessat(CWD, parent, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS)
+        .map_err(|error| failed(parent, error.into()))?;
+    if !parent.is_dir() {
+        return Err(failed(parent, std::io::ErrorKind::NotADirectory.into()));
+    }
+    Ok(())
 }
 
 /// Asks programs for their version instead of running them with their arguments.

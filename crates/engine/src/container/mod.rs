@@ -35,7 +35,7 @@ pub use change::{
 };
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
-pub(crate) use create::{PARTIAL_ENDING, create_complete};
+pub(crate) use create::{PARTIAL_ENDING, check_new_folder, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
 pub use memory::{TakenMemory, take_memory_snapshot};
 pub use place::ContainerPlace;
@@ -44,6 +44,7 @@ pub use resume::{
     ResumeChoice, ResumePlan, check_resume, plan_resume, preview_resume, restore_memory, return_to_memory,
 };
 pub use runtime::RuntimeRequest;
+pub(crate) use serve::GROW_PROPERTY;
 pub use serve::{
     ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,
 };

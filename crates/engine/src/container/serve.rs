@@ -21,7 +21,7 @@ use crate::job::{Error, Job, Result};
 use crate::restore::mount::{LOOK_INTERVAL, MountPlace, MountUser, Supervision, WorkerLauncher};
 
 /// The property of a container whose disk has grown while it was not mounted.
-pub(super) const GROW_PROPERTY: &str = "filesystem.grow";
+pub(crate) const GROW_PROPERTY: &str = "filesystem.grow";
 
 /// What of a container is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, BlockDeviceMut as _, Error as DeviceError, FileDeviceMut, IoMode};
+use holdfast_block::{BlockDevice, BlockDeviceMut, Error as DeviceError, FileDeviceMut, IoMode};
 use holdfast_image::{
     BlockOptions, BulkWriter, Continue, CreateOptions, Error as ImageError, FillOptions, FillReport, Format, Image,
     Note, OpenOptions, Qcow2Options, Storage, TargetContent, create_bulk, fill, fill_above, fill_device, open,
@@ -395,15 +395,7 @@ fn convert_to_raw(
         return Ok((new, None));
     }
     let target = FileDeviceMut::open(new.partial(), IoMode::LargeDirect)?;
-    let device = source.device();
-    let filled = fill_device(
-        device,
-        &target,
-        TargetContent::Zeroes,
-        threads(job),
-        &mut steps(device, job),
-    );
-    let filled = unless_interrupted(filled, job)?;
+    let filled = fill_zeroed(source.device(), &target, job)?;
     target.flush()?;
     Ok((new, Some(filled)))
 }
@@ -418,10 +410,15 @@ fn convert_to_blocks(
 ) -> Result<(NewImage, Option<FillReport>)> {
     let image = begin_empty(request, options, environment, job)?;
     let target = open_mut(image.partial(), &reopen(request, None))?;
-    let content = TargetContent::Zeroes;
-    let filled = fill_device(device, &target, content, threads(job), &mut steps(device, job));
-    let filled = unless_interrupted(filled, job)?;
+    let filled = fill_zeroed(device, &target, job)?;
     Ok((image, Some(filled)))
+}
+
+/// Copies a disk to a new image, which reads as zeroes.
+pub(crate) fn fill_zeroed(disk: &dyn BlockDevice, target: &dyn BlockDeviceMut, job: Job<'_>) -> Result<FillReport> {
+    let content = TargetContent::Zeroes;
+    let filled = fill_device(disk, target, content, threads(job), &mut steps(disk, job));
+    unless_interrupted(filled, job)
 }
 
 /// Clones the file `source` to `target` by the file system, durably; returns whether that was possible.

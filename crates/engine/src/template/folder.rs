@@ -37,8 +37,8 @@ pub(super) fn write_folder(
         source,
     })?;
     // An unusable configuration is an error before anything is written.
-    let text = pull.file(STREAM_DOMAIN)?;
-    let nvram = pull.file(STREAM_NVRAM)?;
+    let text = pull.entry.file(STREAM_DOMAIN, pull.repository)?;
+    let nvram = pull.entry.file(STREAM_NVRAM, pull.repository)?;
     let machine = text
         .map(|text| Configured::new(pull, &folder, text, format, name, identity))
         .transpose()?;

@@ -11,6 +11,7 @@
 //! `docs/format/template.md`.
 
 mod checked;
+mod container;
 mod digest;
 mod entry;
 mod folder;
@@ -29,6 +30,7 @@ mod trust;
 use holdfast_repo::{Manifest, Repository};
 
 use crate::job::Result;
+pub use container::{TemplateContainer, TemplateContainerRequest, create_container_from_template};
 pub use digest::Digest;
 pub use label::{TemplateLabel, TemplateName, TemplateReference, TemplateTag, TemplateVersion};
 pub use list::{ListedHistory, ListedTemplate, TemplateHistory, TemplateListing, list_templates, show_template};

@@ -104,7 +104,7 @@ pub fn pull_template(
 }
 
 /// The signer of a template, or none if unsigned templates are accepted.
-fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -> Result<SignedBy> {
+pub(super) fn vouched(entry: &Entry, trust: &Trust<'_>, unsigned: Unsigned, job: Job<'_>) -> Result<SignedBy> {
     if unsigned == Unsigned::Refuse {
         return trust.demand(entry).map(SignedBy::Signed);
     }

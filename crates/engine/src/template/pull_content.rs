@@ -1,7 +1,6 @@
 //! Writes disks and files of a template, and checks them meanwhile.
 
 use super::checked::CheckedDevice;
-use super::digest::digest_bytes;
 use super::entry::Entry;
 use super::pull_request::{PullRequest, PulledDisk, TemplateGuest};
 use super::statement::Piece;
@@ -9,10 +8,8 @@ use crate::files::block_target::Overwrite;
 use crate::image::convert::{ConvertRequest, ConvertSource, VerifyImage, convert_and, plan_convert};
 use crate::image::guest_identity::{GuestIdentity, renew_guest};
 use crate::image::sector_size::noted_sector;
-use crate::job::error::TemplateError;
 use crate::job::{Job, Result, Unit};
 use crate::repository::forget::Execution;
-use crate::restore::small_stream::bytes_of;
 use holdfast_host::Tools;
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options};
 use holdfast_repo::{Environment, Repository};
@@ -31,17 +28,8 @@ pub(super) struct Pull<'a> {
 impl Pull<'_> {
     /// The only disk, as an image.
     pub(super) fn image(&self, path: PathBuf, format: Format, overwrite: Overwrite) -> Result<Vec<PulledDisk>> {
-        let statement = &self.entry.statement;
-        let disks: Vec<&Piece> = statement.disks().collect();
-        let [only] = disks[..] else {
-            return Err(TemplateError::SeveralDisks {
-                label: statement.label.to_string(),
-                disk_count: disks.len(),
-                target: path,
-            }
-            .into());
-        };
-        if statement.pieces.len() > 1 {
+        let only = self.entry.only_disk(&path)?;
+        if self.entry.statement.pieces.len() > 1 {
             self.job
                 .progress
                 .note("the configuration of its machine is left out: a folder as target gets it, too");
@@ -103,19 +91,5 @@ impl Pull<'_> {
             path: path.to_owned(),
             size_bytes: piece.size_bytes,
         })
-    }
-
-    /// A small file of the template, with checked content; none if the template does not have it.
-    pub(super) fn file(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let Some(piece) = self.entry.statement.file(name) else {
-            return Ok(None);
-        };
-        let record = self.entry.manifest.disk(Some(name))?;
-        let bytes = bytes_of(self.repository, record)?;
-        if bytes.len() as u64 != piece.size_bytes || digest_bytes(&bytes) != piece.digest {
-            let name = name.to_owned();
-            return Err(TemplateError::OtherContent { name }.into());
-        }
-        Ok(Some(bytes))
     }
 }

@@ -22,7 +22,9 @@ use crate::capture::snapshot::{ParentChoice, SnapshotOptions};
 use crate::image::source::{DiskOrigin, OpenSource, SourceName, disk_names};
 use crate::job::error::TemplateError;
 use crate::job::{DiskName, Job, Result, Unit};
-use crate::notes::{NOTE_TEMPLATE_DRAFT, STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, TEMPLATE_MACHINE_PREFIX, is_memory};
+use crate::notes::{
+    NOTE_TEMPLATE_DRAFT, STREAM_CONTAINER, STREAM_DOMAIN, STREAM_NVRAM, STREAM_TPM, TEMPLATE_MACHINE_PREFIX, is_memory,
+};
 use crate::repository::open::find_snapshot;
 use crate::restore::small_stream::bytes_of;
 use crate::{Continuation, SnapshotReference};
@@ -313,7 +315,9 @@ impl Images<'_> {
 fn stored<'r>(repository: &'r Repository, snapshot: Manifest, job: Job<'_>) -> Result<DigestedContent<'r>> {
     let is_disk = |record: &&DiskRecord| record.content == DiskContent::Blocks && !is_memory(record);
     let has_file = |name: &str| snapshot.disks.iter().find(|record| record.name == name);
-    let files = [STREAM_DOMAIN, STREAM_NVRAM].into_iter().filter_map(has_file);
+    let files = [STREAM_DOMAIN, STREAM_NVRAM, STREAM_CONTAINER]
+        .into_iter()
+        .filter_map(has_file);
     let records: Vec<&DiskRecord> = snapshot.disks.iter().filter(is_disk).chain(files).collect();
     if snapshot.disks.iter().any(is_memory) {
         job.progress

@@ -64,7 +64,7 @@ pub(super) fn template_advice(error: &TemplateError) -> Advice {
             Kind::Damage,
             "it was changed without a new signature, or is damaged: do not use it, and check who can write to the repository",
         ),
-        TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "name a new folder as the target"),
+        TemplateError::SeveralDisks { .. } => usage(Kind::Usage, "template pull writes all disks to a new folder"),
         TemplateError::Configuration { .. } => refused("of a template with one disk, an image as target leaves it out"),
         TemplateError::Signatures(error) => signature_advice(error),
         _ => refused("check the key with ssh-keygen -Y sign"),

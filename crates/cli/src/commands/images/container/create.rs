@@ -6,14 +6,16 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use holdfast_engine::{
     ContainerPlace, ContentSource, CreateContainerRequest, FileSystemKind, FillReport, ImageChoice, Job, MountedDisk,
-    TarInput, check_create, check_source, create_container, fill_root, is_image_archive,
+    TarInput, TemplateContainer, check_create, check_source, create_container, fill_root, is_image_archive,
 };
 use holdfast_image::Format;
 use serde::Serialize;
 
 use super::container_tools;
 use super::mount_args::server_words;
-use crate::args::{Example, SharedOptions};
+use super::template_source::{TemplateContainerPlan, TemplateSourceArgs};
+use crate::args::Example;
+use crate::commands::images::template::SignedDocument;
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::mounts::started;
@@ -28,9 +30,9 @@ pub(super) struct CreateContainerArgs {
     /// The folder to create
     #[arg(value_name = "CONTAINER")]
     container: PathBuf,
-    /// Size of the disk (20G); its files grow as it is written
-    #[arg(value_name = "SIZE", value_parser = units::parse_bytes)]
-    size: u64,
+    /// Size of the disk (20G); its files grow as it is written [default: that of the template]
+    #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present = "template")]
+    size: Option<u64>,
     /// The file system of the disk
     #[arg(long, value_name = "KIND", value_enum, default_value_t = FileSystemArg::Ext4)]
     filesystem: FileSystemArg,
@@ -43,6 +45,8 @@ pub(super) struct CreateContainerArgs {
     /// The image in the layout, by its tag [default: the only one]
     #[arg(long, value_name = "TAG", requires = "from")]
     image: Option<String>,
+    #[command(flatten)]
+    source: TemplateSourceArgs,
     /// Check everything, and show what would be made; make nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -88,12 +92,14 @@ impl Verb for CreateContainerArgs {
             line: "holdfast container create /srv/web1 20G --from rootfs.tar.zst",
         },
         Example {
+            wish: "Create a container from a template",
+            line: "holdfast container create -r /srv/templates /srv/web1 --template debian12",
+        },
+        Example {
             wish: "Create a disk that the tools of Virtuozzo can use",
             line: "holdfast container create /vz/private/101/root.hdd 20G --format parallels",
         },
     ];
-    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
-
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let folder = std::path::absolute(&self.container).map_err(|source| Error::File {
             action: "look at",
@@ -107,11 +113,25 @@ impl Verb for CreateContainerArgs {
         let created = ContainerCreated {
             dry_run: self.dry_run,
             container: folder.display().to_string(),
-            size_bytes: self.size.next_multiple_of(512),
+            size_bytes: self.size.unwrap_or_default().next_multiple_of(512),
             format: format.name(),
             filesystem: self.filesystem.kind().map(FileSystemKind::name),
             file_count: None,
+            template: None,
+            signer: None,
+            signed: None,
         };
+        if let Some(template) = &self.source.template {
+            let plan = TemplateContainerPlan {
+                template,
+                folder: &folder,
+                size_bytes: self.size,
+                format,
+                dry_run: self.dry_run,
+            };
+            let made = self.source.create(&plan, context)?;
+            return context.report(&created.from_template(&made));
+        }
         self.check_options()?;
         let tools = container_tools(context);
         let request = CreateContainerRequest {
@@ -259,6 +279,27 @@ struct ContainerCreated {
     filesystem: Option<&'static str>,
     /// Files that it was filled with.
     file_count: Option<u64>,
+    /// The template of its disk, with the digest of the content.
+    template: Option<String>,
+    /// The signer of the template.
+    signer: Option<String>,
+    #[serde(skip)]
+    signed: Option<SignedDocument>,
+}
+
+impl ContainerCreated {
+    fn from_template(self, made: &TemplateContainer) -> Self {
+        let signed = SignedDocument::new(&made.signed);
+        let statement = &made.statement;
+        Self {
+            size_bytes: made.size_bytes,
+            filesystem: made.file_system.map(FileSystemKind::name),
+            template: Some(format!("{}@{}", statement.label, statement.content().short())),
+            signer: signed.signer.clone(),
+            signed: Some(signed),
+            ..self
+        }
+    }
 }
 
 impl Report for ContainerCreated {
@@ -279,6 +320,13 @@ impl Report for ContainerCreated {
             self.format,
             self.filesystem.unwrap_or("without a file system")
         ));
+        if let (Some(template), Some(signed)) = (&self.template, &self.signed) {
+            let copied = if self.dry_run { "to be copied" } else { "copied" };
+            page.styled(
+                signed.style(),
+                &format!("{copied} from the template {template}, {}", signed.full()),
+            );
+        }
         if let Some(count) = self.file_count {
             page.line(&format!("filled with {}", units::counted(count, "file", "files")));
         }

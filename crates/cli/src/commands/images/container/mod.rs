@@ -11,6 +11,7 @@ mod runtime_args;
 mod server;
 mod snapshot;
 mod switch;
+mod template_source;
 
 use std::path::PathBuf;
 use std::sync::Arc;

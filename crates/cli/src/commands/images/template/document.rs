@@ -36,10 +36,10 @@ pub(super) struct PieceDocument {
 
 /// The signer of a template.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct SignedDocument {
+pub(in crate::commands::images) struct SignedDocument {
     /// `good`, `not-allowed`, `revoked`, `bad` or `none`.
     pub(super) signature: &'static str,
-    pub(super) signer: Option<String>,
+    pub(in crate::commands::images) signer: Option<String>,
     pub(super) key: Option<String>,
     pub(super) reason: Option<String>,
 }
@@ -94,7 +94,7 @@ impl StatementDocument {
 }
 
 impl SignedDocument {
-    pub(super) fn new(signed: &SignedBy) -> Self {
+    pub(in crate::commands::images) fn new(signed: &SignedBy) -> Self {
         let (signature, signer, key, reason) = match signed {
             SignedBy::Unsigned => ("none", None, None, None),
             SignedBy::Signed(Verdict::Good { signer, key }) => ("good", Some(signer), Some(key), None),
@@ -122,7 +122,7 @@ impl SignedDocument {
     }
 
     /// The full description of the signature.
-    pub(super) fn full(&self) -> String {
+    pub(in crate::commands::images) fn full(&self) -> String {
         let key = self.key.as_deref().unwrap_or_default();
         match (self.signature, &self.signer) {
             ("good", Some(signer)) => format!("signed by {signer} ({key})"),
@@ -136,7 +136,7 @@ impl SignedDocument {
         }
     }
 
-    pub(super) fn style(&self) -> Style {
+    pub(in crate::commands::images) fn style(&self) -> Style {
         match self.signature {
             "good" => Style::Good,
             "none" | "not-allowed" => Style::Warning,

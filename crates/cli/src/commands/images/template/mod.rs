@@ -7,6 +7,9 @@ mod push;
 mod remove;
 mod signers;
 
+pub(super) use document::SignedDocument;
+pub(super) use signers::{TrustArgs, signatures};
+
 use crate::args::{Example, VerbEntry};
 use crate::commands::verb::{Verb, VerbSet, verbs};
 use crate::context::Context;

@@ -23,7 +23,7 @@ const REVOKED: &str = "revoked_signers";
 /// Whose signatures count.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Signatures")]
-pub(super) struct TrustArgs {
+pub(in crate::commands::images) struct TrustArgs {
     /// Allowed signers file, as of ssh-keygen(1) and git [default: /etc/holdfast/allowed_signers or
     /// ~/.config/holdfast/allowed_signers] [env: HOLDFAST_ALLOWED_SIGNERS]
     #[arg(long, value_name = "FILE")]
@@ -48,7 +48,11 @@ pub(super) struct SignArgs {
 
 impl TrustArgs {
     /// The verifier of signatures, and the trusted signers.
-    pub(super) fn trust<'a>(&self, signatures: &'a SshSignatures<'a>, context: &Context) -> Trust<'a> {
+    pub(in crate::commands::images) fn trust<'a>(
+        &self,
+        signatures: &'a SshSignatures<'a>,
+        context: &Context,
+    ) -> Trust<'a> {
         let file = |option: &Option<PathBuf>, variable, name| {
             let given = option.clone().or_else(|| context.variable(variable).map(PathBuf::from));
             given.or_else(|| found(name, context))
@@ -72,7 +76,7 @@ fn found(name: &str, context: &Context) -> Option<PathBuf> {
 }
 
 /// Creates and verifies signatures.
-pub(super) fn signatures(context: &Context) -> SshSignatures<'_> {
+pub(in crate::commands::images) fn signatures(context: &Context) -> SshSignatures<'_> {
     SshSignatures::new(&**context.clock(), context.runtime_folder())
 }
 
