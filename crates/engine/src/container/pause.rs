@@ -169,7 +169,9 @@ pub(super) fn end_abandoned_pause(place: &ContainerPlace, tools: &dyn Tools) -> 
 
 /// Whether a process runs that has paused the container of a runtime.
 pub(super) fn is_paused_by_process(place: &ContainerPlace) -> bool {
-    place.pause_note().exists() && matches!(PauseLock::take(place), Ok(None))
+    // A query, so that a process that pauses now is not refused.
+    let is_held = || File::open(place.pause_lock()).and_then(|file| holdfast_block::is_locked(&file));
+    place.pause_note().exists() && is_held().unwrap_or(false)
 }
 
 /// Whether runc says that the container is paused, or does not say that it is not.

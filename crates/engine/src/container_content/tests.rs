@@ -455,22 +455,7 @@ fn folders_that_are_not_in_the_archive_are_created_with_fixed_permissions() {
 fn further_names_of_a_device_that_cannot_be_created_are_losses() {
     let directory = TempDir::new().unwrap();
     let archive = directory.path().join("devices.tar");
-    let entry = |path: &str, kind| TreeEntry {
-        path: path.into(),
-        kind,
-        mode: 0o600,
-        uid: 0,
-        gid: 0,
-        modified: TreeTime::default(),
-        attributes: Vec::new(),
-        unresolved_acl_count: 0,
-        size_bytes: 0,
-        extents: Vec::new(),
-        offset: 0,
-    };
-    let mut bytes = Vec::new();
-    let mut writer = TreeTarWriter::new(&mut bytes);
-    for entry in [
+    let bytes = packed(&[
         entry(
             "dev/null",
             TreeEntryKind::CharacterDevice(DeviceNumber { major: 1, minor: 3 }),
@@ -478,10 +463,7 @@ fn further_names_of_a_device_that_cannot_be_created_are_losses() {
         entry("dev/again", TreeEntryKind::HardLink(b"./dev/null".to_vec())),
         entry("third", TreeEntryKind::HardLink(b"dev/again".to_vec())),
         entry("file", TreeEntryKind::File),
-    ] {
-        writer.append(&entry).unwrap();
-    }
-    writer.finish().unwrap();
+    ]);
     write(&archive, &bytes);
     let root = folder(directory.path(), "root");
     // The right to create devices, which root may have, is one of a thread.

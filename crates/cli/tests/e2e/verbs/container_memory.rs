@@ -91,7 +91,8 @@ impl World {
     }
 
     fn words(&self, words: &[&str]) -> Vec<String> {
-        let program = |name: &str| self.rig.path(&format!("programs/{name}")).display().to_string();
+        // From the folder of the command: the worker has another one.
+        let program = |name: &str| format!("programs/{name}");
         let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
         all.extend([
             "--runc-program".to_owned(),

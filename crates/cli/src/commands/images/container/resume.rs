@@ -55,7 +55,7 @@ impl Verb for ResumeContainerArgs {
         let plan = plan_resume(&place, &choice)?;
         let folder = empty_mount_point(&plan.folder)?;
         let tools = self.programs.tools(context);
-        let runtime = self.programs.request(&plan.id, plan.root.clone(), &tools);
+        let runtime = self.programs.request(&plan.id, plan.root.clone(), &tools)?;
         let mut report = ContainerResumed {
             dry_run: self.dry_run,
             container: place.folder.display().to_string(),

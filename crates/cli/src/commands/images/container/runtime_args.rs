@@ -32,22 +32,39 @@ impl RuntimeProgramArgs {
     /// Runs both programs. Newer versions of runc look for CRIU in the search path only.
     pub(super) fn tools(&self, context: &Context) -> LocalTools {
         let tools = container_tools(context);
-        match self.criu.parent() {
-            Some(folder) if folder.is_absolute() => tools.with_program_folder(folder),
-            _ => tools,
+        let folder = self.criu.parent().filter(|folder| !folder.as_os_str().is_empty());
+        match folder.and_then(|folder| std::path::absolute(folder).ok()) {
+            Some(folder) => tools.with_program_folder(&folder),
+            None => tools,
         }
     }
 
     /// The container `id` of runc.
-    pub(super) fn request<'a>(&self, id: &str, root: Option<PathBuf>, tools: &'a LocalTools) -> RuntimeRequest<'a> {
-        RuntimeRequest {
+    pub(super) fn request<'a>(
+        &self,
+        id: &str,
+        root: Option<PathBuf>,
+        tools: &'a LocalTools,
+    ) -> Result<RuntimeRequest<'a>, Error> {
+        Ok(RuntimeRequest {
             id: id.to_owned(),
             root,
-            runc: self.runc_program.to_string_lossy().into_owned(),
-            criu: self.criu.to_string_lossy().into_owned(),
+            runc: runnable(&self.runc_program)?,
+            criu: runnable(&self.criu)?,
             tools,
-        }
+        })
     }
+}
+
+/// A program that another process, in another folder, finds too. A name without a folder is looked up in the search path.
+fn runnable(program: &Path) -> Result<String, Error> {
+    let has_folder = program.components().count() > 1;
+    let program = if has_folder {
+        absolute(program)?
+    } else {
+        program.to_owned()
+    };
+    Ok(program.to_string_lossy().into_owned())
 }
 
 /// An absolute path: another process may use it.

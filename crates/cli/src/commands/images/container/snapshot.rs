@@ -68,7 +68,7 @@ impl Verb for SnapshotArgs {
         let container = place.folder.display().to_string();
         if let Some(id) = &self.runc {
             let tools = self.programs.tools(context);
-            let runtime = self.programs.request(id, self.programs.root()?, &tools);
+            let runtime = self.programs.request(id, self.programs.root()?, &tools)?;
             let taken = context.work(1, |job| take_memory_snapshot(&place, &request, &runtime, job))?;
             warn_of_thaw(&taken.snapshot, context);
             let mut report = SnapshotTaken::new(&taken.snapshot, container);
