@@ -1,12 +1,18 @@
 #!/usr/bin/env python3
-"""Measures containers, and compares their disks with QEMU's FUSE export.
+"""Measures containers, and compares their disks with QEMU's FUSE export and nbdfuse.
 
-    bench/containers.py HOLDFAST [--folder DIR] [--snapshots 50] [--seconds 3] [--rounds 5]
+    bench/containers.py HOLDFAST [--folder DIR] [--snapshots 50] [--seconds 3] [--rounds 5] [--only PART]
 
-Needs root, FUSE and loop devices. Reads of the disk: direct, of one thread, in turn with qemu-storage-daemon on the same
-image; the table shows medians of the rounds, and the ratio of Holdfast. Snapshots: a program writes 4 KiB blocks to a
-file of the mounted container while snapshots are taken and deleted; the longest time without a completed write around
-each snapshot counts.
+Needs root, FUSE, loop devices, fio, qemu-storage-daemon and nbdfuse (libnbd-bin). Parts:
+
+- snapshots: a program writes 4 KiB blocks to a file of the mounted container while snapshots
+  are taken and deleted; the longest time without a completed write around each snapshot counts.
+- reads: direct reads of the disk by fio, in turn with the peers on the same image, through the page cache of the host;
+  medians of the rounds.
+- chain: random reads and writes of a file on ext4 in a container with five layers, and on ext4 in a raw image behind the
+  same server.
+- fsync: random reads, alone and beside a program that writes and syncs: of the disk, and of a file on ext4, where the loop
+  device of the kernel does one flush or hands over one read at a time.
 """
 
 import argparse
@@ -31,19 +37,19 @@ def run(holdfast, *words):
     return json.loads(done.stdout)["report"]
 
 
-def reads(path, length, seconds):
-    """Latencies of random direct reads, in seconds."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-    buffer = mmap.mmap(-1, length)
-    count, times = os.fstat(file).st_size // length, []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        offset = random.randrange(count) * length
-        start = time.perf_counter()
-        os.preadv(file, [buffer], offset)
-        times.append(time.perf_counter() - start)
-    os.close(file)
-    return times
+def fio(path, rw, block, depth, seconds, *more):
+    """Runs fio; returns the rate in operations per second, and the latencies p50 and p99 in microseconds."""
+    words = [f"--filename={path}", f"--rw={rw}", f"--bs={block}", f"--numjobs={depth}", f"--runtime={seconds}", *more]
+    # Threads instead of a queue: with a queue, the submission of some requests waits for their end.
+    fixed = ["--name=job", "--direct=1", "--ioengine=psync", "--thread", "--group_reporting", "--time_based"]
+    fixed += ["--output-format=json", "--norandommap"]
+    done = subprocess.run(["fio", *fixed, *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"fio {words}: {done.stderr}{done.stdout}")
+    job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    part = job["write" if "write" in rw else "read"]
+    percentiles = part["clat_ns"].get("percentile", {})
+    return part["iops"], *(percentiles.get(name, 0) / 1000 for name in ("50.000000", "99.000000"))
 
 
 def fill(path):
@@ -63,7 +69,7 @@ def qemu_export(image, folder):
     process = subprocess.Popen(
         [
             "qemu-storage-daemon",
-            *("--blockdev", f"driver=file,filename={image},node-name=file,cache.direct=on,read-only=on"),
+            *("--blockdev", f"driver=file,filename={image},node-name=file,read-only=on"),
             *("--blockdev", "driver=qcow2,file=file,node-name=disk,read-only=on"),
             *("--export", f"type=fuse,id=e,node-name=disk,mountpoint={point},writable=off"),
         ]
@@ -73,6 +79,20 @@ def qemu_export(image, folder):
     return process, point
 
 
+def nbdfuse_export(image, folder):
+    """Starts nbdfuse on qemu-nbd, and returns its process and its file."""
+    point = folder / "nbdfuse"
+    point.mkdir(exist_ok=True)
+    server = ["qemu-nbd", "--read-only", "--cache=writeback", "--format=qcow2", str(image)]
+    process = subprocess.Popen(["nbdfuse", "--readonly", str(point), "--socket-activation", *server])
+    while not (point / "nbd").exists():
+        time.sleep(0.05)
+    return process, point / "nbd"
+
+
+READS = (("4k", 1, "p50", 1), ("4k", 16, "rate", 0), ("1m", 1, "p50", 1))
+
+
 def compare_reads(holdfast, folder, arguments):
     container, point = folder / "disk", folder / "mnt"
     point.mkdir()
@@ -80,25 +100,102 @@ def compare_reads(holdfast, folder, arguments):
     run(holdfast, "container", "mount", container, point, "--disk")
     fill(point / "disk.raw")
     image = run(holdfast, "container", "info", container)["layers"][0]["file"]
-    figures = {}
-    for _ in range(arguments.rounds):
-        for length in (4096, 1 << 20):
-            figures.setdefault(("holdfast", length), []).append(
-                statistics.median(reads(point / "disk.raw", length, arguments.seconds))
-            )
-        run(holdfast, "container", "unmount", container)
-        process, export = qemu_export(image, folder)
-        for length in (4096, 1 << 20):
-            figures.setdefault(("qemu", length), []).append(
-                statistics.median(reads(export, length, arguments.seconds))
-            )
-        process.terminate()
-        process.wait()
-        run(holdfast, "container", "mount", container, point, "--disk")
     run(holdfast, "container", "unmount", container)
-    for length in (4096, 1 << 20):
-        own, peer = (statistics.median(figures[name, length]) * 1e6 for name in ("holdfast", "qemu"))
-        print(f"read {length >> 10:>5} KiB p50: holdfast {own:8.1f} us, qemu {peer:8.1f} us, ratio {own / peer:.2f}")
+    figures = {}
+
+    def measure(name, path):
+        for block, depth, _, place in READS:
+            figure = fio(path, "randread", block, depth, arguments.seconds, "--readonly")[place]
+            figures.setdefault((name, block, depth), []).append(figure)
+
+    for _ in range(arguments.rounds):
+        run(holdfast, "container", "mount", container, point, "--disk")
+        measure("holdfast", point / "disk.raw")
+        run(holdfast, "container", "unmount", container)
+        for name, start in (("qemu", qemu_export), ("nbdfuse", nbdfuse_export)):
+            process, export = start(image, folder)
+            measure(name, export)
+            process.terminate()
+            process.wait()
+    for block, depth, what, _ in READS:
+        own, *peers = (statistics.median(figures[name, block, depth]) for name in ("holdfast", "qemu", "nbdfuse"))
+        unit = "us" if what == "p50" else "/s"
+        best = min(peers) if what == "p50" else max(peers)
+        print(
+            f"read {block:>2}, depth {depth:>2}, {what:>4}: holdfast {own:8.0f} {unit}, qemu {peers[0]:8.0f} {unit}, "
+            f"nbdfuse {peers[1]:8.0f} {unit}, ratio to the best {own / best:.2f}"
+        )
+
+
+FILE_BYTES = 256 << 20
+
+
+def compare_chain(holdfast, folder, arguments):
+    raw, raw_point = folder / "disk.raw", folder / "raw-disk"
+    points = {"raw": folder / "raw-mnt", "chain": folder / "chain-mnt"}
+    for point in (raw_point, *points.values()):
+        point.mkdir()
+    with open(raw, "wb") as file:
+        file.truncate(DISK_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-F", str(raw)], check=True)
+    run(holdfast, "image", "mount", raw, raw_point, "--writable")
+    served = next(path for path in raw_point.iterdir() if path.stat().st_size == DISK_BYTES)
+    words = ["losetup", "--find", "--show", "--direct-io=on", str(served)]
+    device = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    subprocess.run(["mount", device, str(points["raw"])], check=True)
+    container = folder / "chain"
+    run(holdfast, "container", "create", container, DISK_BYTES)
+    run(holdfast, "container", "mount", container, points["chain"])
+    for point in points.values():
+        fio(point / "file", "write", "1m", 1, 60, f"--size={FILE_BYTES}", "--time_based=0", "--end_fsync=1")
+    for layer in range(4):
+        run(holdfast, "container", "snapshot", container, f"layer{layer}")
+        fio(points["chain"] / "file", "randwrite", "64k", 4, 60, f"--size={FILE_BYTES}", "--time_based=0", "--io_size=48m")
+    figures = {}
+    # Writes at last: the top layer has all blocks afterwards.
+    for rw in ("randread", "randwrite"):
+        for _ in range(arguments.rounds):
+            for name, point in points.items():
+                rate = fio(point / "file", rw, "4k", 4, arguments.seconds, f"--size={FILE_BYTES}")[0]
+                figures.setdefault((name, rw), []).append(rate)
+    for rw in ("randread", "randwrite"):
+        chain, plain = (statistics.median(figures[name, rw]) for name in ("chain", "raw"))
+        print(f"ext4, {rw:>9} 4k: five layers {chain:8.0f} /s, raw {plain:8.0f} /s, ratio {chain / plain:.2f}")
+    run(holdfast, "container", "unmount", container)
+    subprocess.run(["umount", str(points["raw"])], check=True)
+    subprocess.run(["losetup", "--detach", device], check=True)
+    run(holdfast, "unmount", raw_point)
+
+
+def reads_beside_fsync(holdfast, folder, arguments):
+    container, point = folder / "synced", folder / "synced-mnt"
+    point.mkdir()
+    run(holdfast, "container", "create", container, DISK_BYTES)
+    for what, words, read, written in (("disk", ["--disk"], "disk.raw", "disk.raw"), ("ext4", [], "file", "journal")):
+        run(holdfast, "container", "mount", container, point, *words)
+        if what == "disk":
+            fill(point / read)
+        else:
+            fio(point / read, "write", "1m", 1, 60, f"--size={FILE_BYTES}", "--time_based=0", "--end_fsync=1")
+        # The writes are in the first 64 MiB.
+        where = ["--offset=512m", "--size=256m"] if what == "disk" else []
+        figures = {"alone": [], "beside": []}
+        for _ in range(arguments.rounds):
+            figures["alone"].append(fio(point / read, "randread", "4k", 1, arguments.seconds, *where)[1:])
+            job = ["--name=sync", f"--filename={point / written}", "--rw=write", "--bs=4k", "--fsync=1", "--size=64m"]
+            syncing = subprocess.Popen(["fio", *job, "--time_based", "--runtime=600"], stdout=subprocess.DEVNULL)
+            time.sleep(1)
+            figures["beside"].append(fio(point / read, "randread", "4k", 1, arguments.seconds, *where)[1:])
+            syncing.terminate()
+            syncing.wait()
+        run(holdfast, "container", "unmount", container)
+        for place, name in enumerate(("p50", "p99")):
+            alone, beside = (statistics.median(figure[place] for figure in figures[name]) for name in ("alone", "beside"))
+            print(f"{what}, read 4k {name}: {alone:.0f} us, beside fsyncs {beside:.0f} us, ratio {beside / alone:.2f}")
+        if what == "disk":
+            run(holdfast, "container", "mount", container, point, "--disk")
+            subprocess.run(["mkfs.ext4", "-q", "-F", str(point / "disk.raw")], check=True)
+            run(holdfast, "container", "unmount", container)
 
 
 class Writer:
@@ -161,6 +258,9 @@ def measure_snapshots(holdfast, folder, arguments):
         print(f"merges: rate of writes while they run, median {statistics.median(merging):.2f} x")
 
 
+PARTS = {"snapshots": measure_snapshots, "reads": compare_reads, "chain": compare_chain, "fsync": reads_beside_fsync}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("holdfast", type=Path)
@@ -168,10 +268,12 @@ def main():
     parser.add_argument("--snapshots", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=3)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=PARTS)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        measure_snapshots(arguments.holdfast.resolve(), Path(folder), arguments)
-        compare_reads(arguments.holdfast.resolve(), Path(folder), arguments)
+    for name, part in PARTS.items():
+        if arguments.only in (None, name):
+            with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+                part(arguments.holdfast.resolve(), Path(folder), arguments)
 
 
 if __name__ == "__main__":
