@@ -82,7 +82,10 @@ pub(crate) fn run(scope: Scope) -> Result<(), String> {
         checks.join().map_err(panicked)
     })?;
     let total = total.into_inner().map_err(|error| error.to_string())?;
-    total.report(SLOWEST_COUNT).and(checked)
+    match (total.report(SLOWEST_COUNT), checked) {
+        (Err(tests), Err(checks)) => Err(format!("{tests}\n{checks}")),
+        (tests, checks) => tests.and(checks),
+    }
 }
 
 /// Runs one program in the folder of its package, as `cargo test` does.

@@ -80,9 +80,9 @@ pub fn pull_template(
             path,
             format,
             overwrite,
-        } => (pull.image(path, format, overwrite)?, None),
+        } => (pull.image(&path, format, overwrite)?, None),
         PullTarget::Fitting { path, format, .. } if entry.statement.pieces.len() == 1 => {
-            (pull.image(path, format, Overwrite::Refuse)?, None)
+            (pull.image(&path, format, Overwrite::Refuse)?, None)
         }
         PullTarget::Folder {
             path,

@@ -13,7 +13,7 @@ use crate::repository::forget::Execution;
 use holdfast_host::Tools;
 use holdfast_image::{BlockOptions, Format, OpenOptions, Qcow2Options};
 use holdfast_repo::{Environment, Repository};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A template that is being pulled.
 pub(super) struct Pull<'a> {
@@ -27,16 +27,16 @@ pub(super) struct Pull<'a> {
 
 impl Pull<'_> {
     /// The only disk, as an image.
-    pub(super) fn image(&self, path: PathBuf, format: Format, overwrite: Overwrite) -> Result<Vec<PulledDisk>> {
-        let only = self.entry.only_disk(&path)?;
+    pub(super) fn image(&self, path: &Path, format: Format, overwrite: Overwrite) -> Result<Vec<PulledDisk>> {
+        let only = self.entry.only_disk(path)?;
         if self.entry.statement.pieces.len() > 1 {
             self.job
                 .progress
                 .note("the configuration of its machine is left out: a folder as target gets it, too");
         }
         let named = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
-        let renew = |partial: &Path| self.renew_guest(&path, &[(partial, format)], named.as_deref());
-        Ok(vec![self.disk(only, &path, format, overwrite, &renew)?])
+        let renew = |partial: &Path| self.renew_guest(path, &[(partial, format)], named.as_deref());
+        Ok(vec![self.disk(only, path, format, overwrite, &renew)?])
     }
 
     /// Gives the guest a new identity, if requested.

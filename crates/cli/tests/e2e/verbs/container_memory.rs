@@ -90,7 +90,7 @@ impl World {
         self.rig.write_program(&format!("programs/{name}"), script);
     }
 
-    fn words(&self, words: &[&str]) -> Vec<String> {
+    fn words(words: &[&str]) -> Vec<String> {
         // From the folder of the command: the worker has another one.
         let program = |name: &str| format!("programs/{name}");
         let mut all: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
@@ -104,13 +104,13 @@ impl World {
     }
 
     fn report(&self, words: &[&str]) -> Value {
-        let words = self.words(words);
+        let words = Self::words(words);
         self.rig.report(&words.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     /// The error and the hint.
     fn refused(&self, words: &[&str]) -> String {
-        let words = self.words(words);
+        let words = Self::words(words);
         let output = self.rig.run(&words.iter().map(String::as_str).collect::<Vec<_>>());
         assert!(!output.status.success(), "{}", stdout(&output));
         stderr(&output)
@@ -262,7 +262,7 @@ fn a_container_runs_again_after_a_snapshot_was_killed() {
     let world = World::mounted();
     let mounted = Mounted(&world.rig);
     world.set("slow", "");
-    let words = world.words(&SNAPSHOT);
+    let words = World::words(&SNAPSHOT);
     let mut first = world
         .rig
         .command(&words.iter().map(String::as_str).collect::<Vec<_>>())

@@ -130,7 +130,7 @@ impl Verb for CreateContainerArgs {
                 dry_run: self.dry_run,
             };
             let made = self.source.create(&plan, context)?;
-            return context.report(&created.from_template(&made));
+            return context.report(&created.with_template(&made));
         }
         self.check_options()?;
         let tools = container_tools(context);
@@ -288,7 +288,7 @@ struct ContainerCreated {
 }
 
 impl ContainerCreated {
-    fn from_template(self, made: &TemplateContainer) -> Self {
+    fn with_template(self, made: &TemplateContainer) -> Self {
         let signed = SignedDocument::new(&made.signed);
         let statement = &made.statement;
         Self {
