@@ -26,7 +26,7 @@ use holdfast_host::{PROGRAM_PATH, command};
 const QEMU: &str = "qemu-system-x86_64";
 /// Where distributions without QEMU's own name for it have it.
 const QEMU_PATHS: [&str; 2] = ["/usr/libexec/qemu-kvm", "/usr/lib/qemu-kvm"];
-/// User and group of QEMU if this process runs as root: `nobody` and `nogroup`.
+/// User and group of QEMU if this process runs as root: the unprivileged ones of Debian.
 const UNPRIVILEGED_ID: u32 = 65_534;
 /// Bytes of the console that are kept for errors.
 const CONSOLE_BYTES: usize = 16 << 10;

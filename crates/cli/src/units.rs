@@ -110,6 +110,15 @@ pub enum SizeError {
     },
 }
 
+/// Parses the size of a disk, and rounds it up to whole sectors.
+///
+/// # Errors
+/// Those of [`parse_bytes`].
+pub fn parse_disk_bytes(text: &str) -> Result<u64, SizeError> {
+    let sectors = parse_bytes(text)?.checked_next_multiple_of(512);
+    sectors.ok_or_else(|| SizeError::Range { text: text.to_owned() })
+}
+
 /// Parses a size: `4096`, `64K`, `64KiB`, `1.5 GiB`; letters in any case, always powers of 1024.
 ///
 /// `KB`, `MB` and the like are rejected, since many users read them as powers of 1000, and a disk of the wrong size

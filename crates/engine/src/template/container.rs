@@ -21,6 +21,7 @@ use super::trust::{SignedBy, Trust, Unsigned};
 use crate::capture::container::ContainerConfiguration;
 use crate::container::{FileSystemKind, GROW_PROPERTY, check_new_folder, create_complete, find_file_system};
 use crate::image::convert::fill_zeroed;
+use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result, Unit};
 use crate::notes::STREAM_CONTAINER;
 use crate::repository::forget::Execution;
@@ -105,7 +106,8 @@ impl<'a> NewDisk<'a> {
         job: Job<'_>,
     ) -> Result<Self> {
         let piece = entry.only_disk(&request.folder)?;
-        let size_bytes = request.size_bytes.unwrap_or(piece.size_bytes).next_multiple_of(512);
+        let size_bytes = request.size_bytes.unwrap_or(piece.size_bytes);
+        let size_bytes = size_bytes.checked_next_multiple_of(512).unwrap_or(u64::MAX);
         if size_bytes < piece.size_bytes {
             return Err(Error::TargetTooSmall {
                 path: request.folder.clone(),
@@ -136,11 +138,12 @@ impl<'a> NewDisk<'a> {
                 properties.insert("filesystem".to_owned(), found.kind.name().to_owned());
                 Some(found.kind)
             }
-            Err(error) => {
+            Err(Error::Container(error)) if matches!(*error, ContainerError::NoFileSystem { .. }) => {
                 job.progress
                     .warning(&format!("{error}: the container can only be mounted with --disk"));
                 None
             }
+            Err(error) => return Err(error),
         };
         Ok(Self {
             repository,

@@ -182,7 +182,7 @@ pub(super) struct ResizeContainerArgs {
     #[command(flatten)]
     container: ContainerArg,
     /// The new size of the disk (40G); it can only grow
-    #[arg(value_name = "SIZE", value_parser = units::parse_bytes)]
+    #[arg(value_name = "SIZE", value_parser = units::parse_disk_bytes)]
     size: u64,
 }
 
@@ -196,11 +196,10 @@ impl Verb for ResizeContainerArgs {
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let place = self.container.place(context)?;
         let tools = container_tools(context);
-        let size_bytes = self.size.next_multiple_of(512);
-        let growth = context.work(1, |job| grow_container(&place, size_bytes, &tools, job))?;
+        let growth = context.work(1, |job| grow_container(&place, self.size, &tools, job))?;
         context.report(&ContainerResized {
             container: place.folder.display().to_string(),
-            size_bytes,
+            size_bytes: self.size,
             at_next_mount: growth == Growth::AtNextMount,
         })
     }

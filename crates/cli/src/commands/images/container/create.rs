@@ -31,7 +31,7 @@ pub(super) struct CreateContainerArgs {
     #[arg(value_name = "CONTAINER")]
     container: PathBuf,
     /// Size of the disk (20G); its files grow as it is written [default: that of the template]
-    #[arg(value_name = "SIZE", value_parser = units::parse_bytes, required_unless_present = "template")]
+    #[arg(value_name = "SIZE", value_parser = units::parse_disk_bytes, required_unless_present = "template")]
     size: Option<u64>,
     /// The file system of the disk
     #[arg(long, value_name = "KIND", value_enum, default_value_t = FileSystemArg::Ext4)]
@@ -113,7 +113,7 @@ impl Verb for CreateContainerArgs {
         let created = ContainerCreated {
             dry_run: self.dry_run,
             container: folder.display().to_string(),
-            size_bytes: self.size.unwrap_or_default().next_multiple_of(512),
+            size_bytes: self.size.unwrap_or_default(),
             format: format.name(),
             filesystem: self.filesystem.kind().map(FileSystemKind::name),
             file_count: None,
