@@ -127,7 +127,11 @@ pub fn mount_fuse(request: &FuseMountRequest<'_>) -> Result<OwnedFd, FuseMountEr
             mount_by_helper(request)
         }
         Err(FuseMountError::Device { source }) if source.kind() == ErrorKind::PermissionDenied => {
-            mount_by_helper(request)
+            // The helper opens it with the rights of the user, too.
+            mount_by_helper(request).map_err(|error| match error {
+                FuseMountError::Helper { .. } => FuseMountError::Device { source },
+                other => other,
+            })
         }
         result => result,
     }

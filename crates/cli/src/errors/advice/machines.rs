@@ -49,6 +49,12 @@ fn host_advice(error: &HostError) -> Advice {
 
 fn fuse_advice(error: &FuseMountError) -> Advice {
     match error {
+        FuseMountError::Device { source } if source.kind() == std::io::ErrorKind::PermissionDenied => advice(
+            Exit::Error,
+            Kind::Permission,
+            "run the command as root, or let all users open the device with 'chmod 666 /dev/fuse', as the package fuse3 \
+             does on systems with udev",
+        ),
         FuseMountError::Device { .. } => advice(
             Exit::Error,
             Kind::Unsupported,
