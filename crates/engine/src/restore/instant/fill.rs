@@ -47,6 +47,8 @@ pub(super) struct DiskFill<'a> {
     copying: BTreeMap<&'a str, Attempts>,
     /// For disks whose copies the hypervisor did not finish.
     finishing: BTreeMap<&'a str, Attempts>,
+    /// The last error of each disk that could not be finished.
+    finish_failures: BTreeMap<&'a str, String>,
 }
 
 /// The lock of a job: while it is held, no other process works on the job.
@@ -88,6 +90,7 @@ impl<'a> DiskFill<'a> {
             was_started: false,
             copying: BTreeMap::new(),
             finishing: BTreeMap::new(),
+            finish_failures: BTreeMap::new(),
         }
     }
 
@@ -256,11 +259,14 @@ impl<'a> DiskFill<'a> {
         match self.finishing.entry(name).or_default().next(self.job.clock.now()) {
             Attempt::Now => match self.hypervisor.finish_copy(uuid, name) {
                 Ok(()) => return Ok(Step::Done),
-                Err(error) => self.job.progress.warning(&format!("{error}; trying again")),
+                // An error that does not last is none for the user.
+                Err(error) => drop(self.finish_failures.insert(name, error.to_string())),
             },
             Attempt::Later => {}
             Attempt::Exhausted => {
-                return Err(self.stopped(&format!("the hypervisor does not finish the copy of disk {name}")));
+                let failure = self.finish_failures.get(name.as_str()).map_or("", String::as_str);
+                let reason = format!("the hypervisor does not finish the copy of disk {name}: {failure}");
+                return Err(self.stopped(&reason));
             }
         }
         Ok(Step::Copying {
