@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 /// # Errors
 /// The file cannot be written or renamed. The old file is then unchanged, and there is no file at `partial`.
 pub fn replace_file(path: &Path, partial: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Result<()> {
-    let replaced = write_partial(partial, bytes, old).and_then(|()| rename_durably(partial, path));
+    let replaced = write_new_file(partial, bytes, old).and_then(|()| rename_durably(partial, path));
     if replaced.is_err() {
         // The first error is the one to report.
         drop(std::fs::remove_file(partial));
@@ -47,12 +47,17 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-fn write_partial(partial: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Result<()> {
-    match std::fs::remove_file(partial) {
+/// Writes a file that replaces `old` by a rename later; its content is durable, its name is not. A file at `path` is
+/// deleted first. Permissions and owner are those of [`replace_file`].
+///
+/// # Errors
+/// The file cannot be written. A part of it may exist.
+pub fn write_new_file(path: &Path, bytes: &[u8], old: Option<&Metadata>) -> io::Result<()> {
+    match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(partial)?;
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
     if let Some(old) = old {
         // Without the right to change owners, the file belongs to the current user, which does not affect readers.
         fchown(&file, Some(old.uid()), Some(old.gid())).ok();

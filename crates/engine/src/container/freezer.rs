@@ -36,8 +36,13 @@ impl Freezer {
         let mut freezer = Self {
             process: launch(point)?,
         };
-        freezer.ask(SYNC)?;
+        freezer.sync()?;
         Ok(freezer)
+    }
+
+    /// Writes what is pending.
+    pub(super) fn sync(&mut self) -> std::io::Result<()> {
+        self.ask(SYNC)
     }
 
     /// Freezes the file system.

@@ -211,7 +211,7 @@ impl ControlServer<'_> {
 
     fn take_snapshot(&self, new: NewSnapshot, consistency: Consistency) -> Result<ControlResult> {
         let clock = self.job.clock;
-        let started = match consistency {
+        let mut started = match consistency {
             Consistency::Crash => None,
             _ => Some(self.start_freezer()),
         };
@@ -219,6 +219,13 @@ impl ControlServer<'_> {
             return Err(self.not_frozen(reason.clone()));
         }
         let mut prepared = self.disk.chain().prepare_snapshot(new)?;
+        let expected = state_with(started.as_ref().and_then(|started| started.as_ref().ok()));
+        prepared.note(CONSISTENCY_PROPERTY, expected.word());
+        prepared.stage()?;
+        if let Some(Ok((_, freezer))) = &mut started {
+            // What was written while the snapshot was prepared. The freeze reports the error.
+            freezer.sync().ok();
+        }
         let start = clock.now();
         let frozen = started.map(|started| {
             started.and_then(|(point, mut freezer)| match freezer.freeze() {
@@ -233,15 +240,10 @@ impl ControlServer<'_> {
             Some(Err(reason)) => (None, Some(reason)),
         };
         let is_frozen = frozen.is_some();
-        let state = if is_frozen {
-            SnapshotState::Frozen
-        } else {
-            SnapshotState::Crash
-        };
-        prepared.note(CONSISTENCY_PROPERTY, state.word());
+        prepared.note(CONSISTENCY_PROPERTY, state_with(frozen.as_ref()).word());
         let mut paused = Duration::ZERO;
         let mut thawed = Ok(());
-        let committed = prepared.commit_then(|| {
+        let committed = prepared.commit_then(|_| {
             if let Some((point, freezer)) = frozen {
                 thawed = freezer.thaw(&point, self.freezer);
             }
@@ -329,6 +331,14 @@ impl ControlServer<'_> {
                 error_text(&error)
             ));
         }
+    }
+}
+
+/// The state of a snapshot during which `freezer` holds the file system.
+fn state_with<F>(freezer: Option<&F>) -> SnapshotState {
+    match freezer {
+        Some(_) => SnapshotState::Frozen,
+        None => SnapshotState::Crash,
     }
 }
 

@@ -32,6 +32,12 @@ pub struct LiveChain {
     /// Requests hold it for reading, a change of the top for writing.
     pub(super) gate: RwLock<Top>,
     size_bytes: AtomicU64,
+    /// Number of changes of the content that were executed on the top.
+    change_count: AtomicU64,
+    /// The value of `change_count` up to which the changes are durable.
+    flushed_count: AtomicU64,
+    /// Whether the stored tree is durable. No flush succeeds before: what is in the top would not be found.
+    is_settled: Mutex<bool>,
     /// Held during each change of the tree.
     tree: Mutex<ContainerTree>,
     /// Held during a merge, a snapshot, or a change of the size: one at a time.
@@ -95,6 +101,10 @@ impl LiveChain {
             folder,
             size_bytes: AtomicU64::new(top.writer.size_bytes()),
             gate: RwLock::new(top),
+            // What a killed process has written is not known to be durable.
+            change_count: AtomicU64::new(1),
+            flushed_count: AtomicU64::new(0),
+            is_settled: Mutex::new(true),
             tree: Mutex::new(tree),
             changing: Mutex::new(()),
             failure: OnceLock::new(),
@@ -149,9 +159,18 @@ impl LiveChain {
         order: StoreOrder,
         edit: impl FnOnce(&ContainerTree) -> Result<ContainerTree>,
     ) -> Result<()> {
+        self.edit_and_store(edit, |new, old| new.store(&*self.folder, old, order))
+    }
+
+    /// Like [`edit_tree`](Self::edit_tree), with another way to store the tree.
+    pub(super) fn edit_and_store(
+        &self,
+        edit: impl FnOnce(&ContainerTree) -> Result<ContainerTree>,
+        store: impl FnOnce(&ContainerTree, &ContainerTree) -> Result<()>,
+    ) -> Result<()> {
         let mut tree = self.lock_tree();
         let new = edit(&tree)?;
-        if let Err(error) = new.store(&*self.folder, &tree, order) {
+        if let Err(error) = store(&new, &tree) {
             match ContainerTree::load(&*self.folder) {
                 Ok(stored) if stored.has_layers_of(&tree) => return Err(error),
                 // Only entries of layers that are gone may be left, and those are ignored.
@@ -163,6 +182,32 @@ impl LiveChain {
             }
         }
         *tree = new;
+        Ok(())
+    }
+
+    /// Flushes the top before it is exchanged. The caller holds the gate exclusively: no change is under way.
+    pub(super) fn flush_top(&self, top: &Top) -> Result<()> {
+        let count = self.change_count.load(Ordering::Acquire);
+        if self.flushed_count.load(Ordering::Acquire) < count {
+            top.writer.flush()?;
+            self.flushed_count.fetch_max(count, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Lets flushes wait until the stored tree is durable.
+    pub(super) fn unsettle(&self) {
+        *self.is_settled.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    /// Makes the stored tree durable.
+    pub(super) fn settle(&self) -> Result<()> {
+        let mut is_settled = self.is_settled.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*is_settled {
+            // As after a replacement that failed, a second sync decides.
+            self.folder.sync().or_else(|_| self.folder.sync())?;
+            *is_settled = true;
+        }
         Ok(())
     }
 
@@ -200,10 +245,13 @@ impl LiveChain {
     fn change(&self, range: Range<u64>, apply: impl Fn(&dyn BlockDeviceMut) -> BlockResult<()>) -> BlockResult<()> {
         self.check_health()?;
         let top = self.enter();
-        match &top.mirror {
+        let changed = match &top.mirror {
             None => apply(&*top.writer),
             Some(mirror) => mirror.change(range, &*top.writer, apply),
-        }
+        };
+        // A failed change may have been executed in part.
+        self.change_count.fetch_add(1, Ordering::AcqRel);
+        changed
     }
 }
 
@@ -251,10 +299,10 @@ fn sync_visible(folder: &dyn ChainFolder, tree: &ContainerTree) -> Result<()> {
     folder.sync()
 }
 
-/// Deletes new layers and folders with memory that no tree lists.
+/// Deletes new layers and folders with memory that no tree lists, and staged trees.
 fn delete_leftovers(folder: &dyn ChainFolder, tree: &ContainerTree) -> Result<()> {
     for name in folder.names()? {
-        if tree.is_leftover(&name) {
+        if tree.is_leftover(&name) || ContainerTree::is_staged(&name) {
             folder.remove(&name)?;
         } else if tree.is_memory_leftover(&name) {
             folder.remove_folder(&name)?;
@@ -341,17 +389,23 @@ impl BlockDeviceMut for LiveChain {
     fn trim(&self, range: Range<u64>) -> BlockResult<()> {
         self.check_health()?;
         let top = self.enter();
-        match &top.mirror {
+        let trimmed = match &top.mirror {
             None => top.writer.trim(range),
             Some(mirror) => mirror.trim(range, &*top.writer),
-        }
+        };
+        self.change_count.fetch_add(1, Ordering::AcqRel);
+        trimmed
     }
 
     /// Does not hold the gate: a snapshot flushes the old top itself.
     fn flush(&self) -> BlockResult<()> {
         self.check_health()?;
+        // Before the top is taken: changes of a later one are not counted as flushed.
+        let count = self.change_count.load(Ordering::Acquire);
         let writer = Arc::clone(&self.enter().writer);
+        self.settle().map_err(BlockError::layer)?;
         writer.flush()?;
+        self.flushed_count.fetch_max(count, Ordering::AcqRel);
         self.check_health()
     }
 }

@@ -5,7 +5,9 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_block::{FileLock, LockOutcome, is_locked, lock_file, rename_durably, replace_file, sync_folder_of};
+use holdfast_block::{
+    FileLock, LockOutcome, is_locked, lock_file, rename_durably, replace_file, sync_folder_of, write_new_file,
+};
 use rustix::fs::OFlags;
 
 use crate::file::{Access, HostFile, ImageFile};
@@ -17,6 +19,11 @@ pub const CONTAINER_FILE: &str = "container.json";
 const LOCK_FILE: &str = "container.lock";
 /// Limit of a file that is loaded as a whole.
 const TEXT_BYTES_MAX: u64 = 4 << 20;
+
+/// The name of the file with the staged content of `name`.
+pub(super) fn staged_name(name: &str) -> String {
+    format!("{name}.staged")
+}
 
 /// The files of a container. The crash tests have one in memory.
 pub(crate) trait ChainFolder: Send + Sync {
@@ -50,6 +57,17 @@ pub(crate) trait ChainFolder: Send + Sync {
     /// # Errors
     /// The file may have the old or the new content.
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()>;
+
+    /// Writes the next content of a small file, durably and beside it: [`put_staged`](Self::put_staged) needs neither
+    /// space nor a sync.
+    fn stage(&self, name: &str, bytes: &[u8]) -> Result<()>;
+
+    /// Replaces the content of a small file by what was staged, atomically. It is durable after the next
+    /// [`sync`](Self::sync) or [`replace`](Self::replace); a power failure before leaves the old or the new content.
+    ///
+    /// # Errors
+    /// The file may have the old or the new content.
+    fn put_staged(&self, name: &str) -> Result<()>;
 
     /// The content of a small file; none if it does not exist.
     fn load(&self, name: &str) -> Result<Option<Vec<u8>>>;
@@ -127,6 +145,17 @@ impl ChainFolder for HostFolder {
         let partial = self.path(&format!("{name}.tmp"));
         let old = path.metadata().ok();
         replace_file(&path, &partial, bytes, old.as_ref()).map_err(|source| Error::io("replace", &path, source))
+    }
+
+    fn stage(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let staged = self.path(&staged_name(name));
+        let old = self.path(name).metadata().ok();
+        write_new_file(&staged, bytes, old.as_ref()).map_err(|source| Error::io("write", &staged, source))
+    }
+
+    fn put_staged(&self, name: &str) -> Result<()> {
+        let path = self.path(name);
+        std::fs::rename(self.path(&staged_name(name)), &path).map_err(|source| Error::io("replace", &path, source))
     }
 
     fn load(&self, name: &str) -> Result<Option<Vec<u8>>> {

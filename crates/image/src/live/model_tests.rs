@@ -251,11 +251,21 @@ impl Trial {
     fn snapshot(&mut self) -> Result<()> {
         let content = self.expected.lock().unwrap().currents();
         self.uncertain = Some(content.clone());
-        let prepared = self.chain().prepare_snapshot(NewSnapshot::default())?;
-        let id = prepared.commit()?;
+        let mut prepared = self.chain().prepare_snapshot(NewSnapshot::default())?;
+        if self.below(4) > 0 {
+            prepared.stage()?;
+        }
+        let id = prepared.commit_then(|taken| {
+            if taken.is_ok() {
+                self.expected.lock().unwrap().flush();
+            }
+            // Before the new tree is durable. An error is seen by the commit.
+            for _ in 0..self.below(4) {
+                self.change().ok();
+            }
+        })?;
         self.uncertain = None;
         self.snapshots.insert(id, content);
-        self.expected.lock().unwrap().flush();
         Ok(())
     }
 

@@ -9,7 +9,9 @@ use super::chain::{LiveChain, Top};
 use super::layer::{BaseLayer, create_layer, writer_of};
 use super::reader::LayerReader;
 use super::stack::{LayerStack, Seam};
-use super::tree::{LAYER_COUNT_MAX, MEMORY_PROPERTY, SnapshotEntry, StoreOrder, is_memory_folder};
+use super::tree::{
+    ContainerTree, LAYER_COUNT_MAX, MEMORY_PROPERTY, SnapshotEntry, StagedTree, StoreOrder, is_memory_folder,
+};
 use crate::file::ImageFile;
 use crate::{Error, ImageId, Result};
 
@@ -34,6 +36,7 @@ pub struct PreparedSnapshot<'a> {
     new: NewSnapshot,
     name: String,
     file: Option<Arc<dyn ImageFile>>,
+    staged: Option<StagedTree>,
 }
 
 impl LiveChain {
@@ -85,6 +88,7 @@ impl LiveChain {
             new,
             name,
             file: Some(file?),
+            staged: None,
         };
         self.flush()?;
         Ok(prepared)
@@ -92,9 +96,40 @@ impl LiveChain {
 }
 
 impl PreparedSnapshot<'_> {
-    /// Adds a fact to the snapshot.
+    /// Adds a fact to the snapshot. After [`stage`](Self::stage), a new fact makes the commit slower.
     pub fn note(&mut self, key: &str, value: &str) {
-        self.new.properties.insert(key.to_owned(), value.to_owned());
+        let old = self.new.properties.insert(key.to_owned(), value.to_owned());
+        if old.as_deref() != Some(value) {
+            self.discard_staged();
+        }
+    }
+
+    fn discard_staged(&mut self) {
+        if let Some(staged) = self.staged.take() {
+            staged.discard(&*self.chain.folder);
+        }
+    }
+
+    /// Stores the new tree beside the valid one, so that the commit needs no sync.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn stage(&mut self) -> Result<()> {
+        let tree = self.chain.tree();
+        self.staged = Some(self.applied_to(&tree)?.stage(&*self.chain.folder, &tree)?);
+        Ok(())
+    }
+
+    /// `tree` with the snapshot.
+    fn applied_to(&self, tree: &ContainerTree) -> Result<ContainerTree> {
+        let entry = SnapshotEntry {
+            name: self.new.name.clone(),
+            created_s: self.new.created_s,
+            comment: self.new.comment.clone(),
+            is_hidden: false,
+            properties: self.new.properties.clone(),
+        };
+        tree.with_snapshot(self.id, entry, &self.name)
     }
 
     /// Takes the snapshot: everything written until now is in it, everything written later is not. Returns its id.
@@ -104,22 +139,25 @@ impl PreparedSnapshot<'_> {
     /// # Errors
     /// The old top cannot be flushed, or the tree cannot be stored. The chain is then unchanged, or refuses writes.
     pub fn commit(self) -> Result<ImageId> {
-        self.commit_then(|| {})
+        self.commit_then(|_| {})
     }
 
-    /// Like [`commit`](Self::commit), and calls `thaw` as soon as the snapshot is taken, or has failed.
+    /// Like [`commit`](Self::commit), and calls `thaw` as soon as the snapshot is taken, or has failed. It becomes durable
+    /// after that, and before any flush of later writes succeeds.
     ///
     /// # Errors
     /// Those of [`commit`](Self::commit).
-    pub fn commit_then(mut self, thaw: impl FnOnce()) -> Result<ImageId> {
+    pub fn commit_then(mut self, thaw: impl FnOnce(&Result<()>)) -> Result<ImageId> {
         let chain = self.chain;
         let file = self.file.take().expect("only a commit takes the file");
         let taken = self.exchange_top(&file);
-        thaw();
-        if taken.is_err() {
-            self.file = Some(file);
+        thaw(&taken);
+        match &taken {
+            Ok(()) => drop(self.staged.take()),
+            Err(_) => self.file = Some(file),
         }
         taken?;
+        chain.settle()?;
         // The old top is read only from now on: without the memory and the lock of a writer.
         // If it cannot be opened again, the writer continues to be read: the snapshot is taken in any case.
         if let Ok(stack) = chain.reopened_lower(&chain.tree()) {
@@ -128,24 +166,29 @@ impl PreparedSnapshot<'_> {
         Ok(self.id)
     }
 
-    fn exchange_top(&self, file: &Arc<dyn ImageFile>) -> Result<()> {
+    fn exchange_top(&mut self, file: &Arc<dyn ImageFile>) -> Result<()> {
         let chain = self.chain;
-        let entry = SnapshotEntry {
-            name: self.new.name.clone(),
-            created_s: self.new.created_s,
-            comment: self.new.comment.clone(),
-            is_hidden: false,
-            properties: self.new.properties.clone(),
-        };
         let image = chain.folder.path(&self.name).display().to_string();
         let seam = Arc::new(Seam::default());
         // The lower layers are set below, before the first request.
         let writer = writer_of(Arc::clone(file), chain.tree().new_layer_format(), &image, &seam)?;
         let mut top = chain.gate.write().unwrap_or_else(PoisonError::into_inner);
-        top.writer.flush()?;
-        chain.edit_tree(StoreOrder::EntriesFirst, |tree| {
-            tree.with_snapshot(self.id, entry, &self.name)
-        })?;
+        chain.flush_top(&top)?;
+        let staged = self.staged.as_ref();
+        chain.edit_and_store(
+            |tree| match staged.and_then(|staged| staged.in_place_of(tree)) {
+                Some(new) => Ok(new),
+                None => self.applied_to(tree),
+            },
+            |new, old| match staged {
+                Some(staged) if staged.in_place_of(old).is_some() => {
+                    chain.unsettle();
+                    staged.put(&*chain.folder)
+                }
+                // A property of the container was changed since.
+                _ => new.store(&*chain.folder, old, StoreOrder::EntriesFirst),
+            },
+        )?;
         let mut layers: Vec<Arc<dyn LayerReader>> = vec![Arc::clone(&top.writer) as Arc<dyn LayerReader>];
         layers.extend(top.seam.stack().layers().iter().cloned());
         seam.replace(Arc::new(LayerStack::new(layers)));
@@ -166,5 +209,6 @@ impl Drop for PreparedSnapshot<'_> {
         if self.file.take().is_some() && !self.chain.has_failed() {
             self.chain.folder.remove(&self.name).ok();
         }
+        self.discard_staged();
     }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::{Error as BlockError, ExtentKind, ExtentList, Result as BlockResult, SeededRandom, to_usize};
 
 use crate::file::{Access, ImageFile};
-use crate::live::folder::ChainFolder;
+use crate::live::folder::{ChainFolder, staged_name};
 use crate::{Error, Result};
 
 const SECTOR: usize = 512;
@@ -35,6 +35,8 @@ struct Disk {
     files: BTreeMap<String, Arc<Mutex<Content>>>,
     /// Files whose names are not durable.
     fresh: BTreeSet<String>,
+    /// Staged contents that were put, and what a power cut may bring back.
+    put: BTreeMap<String, Arc<Mutex<Content>>>,
     change_count: u64,
 }
 
@@ -64,6 +66,13 @@ pub(super) struct MemoryFolder {
 struct MemoryFolderFile {
     content: Arc<Mutex<Content>>,
     budget: Arc<Mutex<Budget>>,
+}
+
+impl Disk {
+    fn sync_names(&mut self) {
+        self.fresh.clear();
+        self.put.clear();
+    }
 }
 
 impl Budget {
@@ -122,7 +131,8 @@ impl MemoryFolder {
         let disk = self.disk.lock().unwrap();
         let mut files = BTreeMap::new();
         for (name, content) in &disk.files {
-            let content = content.lock().unwrap();
+            let old = disk.put.get(name).filter(|_| cut == Cut::Power && random.one_in(2));
+            let content = old.unwrap_or(content).lock().unwrap();
             if cut == Cut::Power && disk.fresh.contains(name) && random.one_in(2) {
                 continue;
             }
@@ -132,14 +142,15 @@ impl MemoryFolder {
             };
             files.insert(name.clone(), Arc::new(Mutex::new(content)));
         }
-        let fresh = match cut {
-            Cut::Kill => disk.fresh.clone(),
-            Cut::Power => BTreeSet::new(),
+        let (fresh, put) = match cut {
+            Cut::Kill => (disk.fresh.clone(), disk.put.clone()),
+            Cut::Power => Default::default(),
         };
         Self {
             disk: Arc::new(Mutex::new(Disk {
                 files,
                 fresh,
+                put,
                 change_count: disk.change_count,
             })),
             budget: Arc::default(),
@@ -228,7 +239,7 @@ impl ChainFolder for MemoryFolder {
     fn remove(&self, name: &str) -> Result<()> {
         self.change(name, |disk| {
             disk.files.remove(name);
-            disk.fresh.clear();
+            disk.sync_names();
         })
     }
 
@@ -241,19 +252,36 @@ impl ChainFolder for MemoryFolder {
         self.change(from, |disk| {
             let content = disk.files.remove(from).expect("it exists");
             disk.files.insert(to.to_owned(), content);
-            disk.fresh.clear();
+            disk.sync_names();
         })
     }
 
     fn sync(&self) -> Result<()> {
-        self.change("", |disk| disk.fresh.clear())
+        self.change("", Disk::sync_names)
     }
 
     fn replace(&self, name: &str, bytes: &[u8]) -> Result<()> {
         self.change(name, |disk| {
             let content = Content::durable(bytes.to_vec());
             disk.files.insert(name.to_owned(), Arc::new(Mutex::new(content)));
-            disk.fresh.clear();
+            disk.sync_names();
+        })
+    }
+
+    fn stage(&self, name: &str, bytes: &[u8]) -> Result<()> {
+        let staged = staged_name(name);
+        self.change(&staged, |disk| {
+            let content = Content::durable(bytes.to_vec());
+            disk.files.insert(staged.clone(), Arc::new(Mutex::new(content)));
+        })
+    }
+
+    fn put_staged(&self, name: &str) -> Result<()> {
+        self.change(name, |disk| {
+            let content = disk.files.remove(&staged_name(name)).expect("it was staged");
+            let old = disk.files.insert(name.to_owned(), content).expect("it exists");
+            // The oldest one that is durable.
+            disk.put.entry(name.to_owned()).or_insert(old);
         })
     }
 
