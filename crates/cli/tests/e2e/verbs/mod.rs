@@ -23,6 +23,7 @@ mod hostile_names;
 mod images;
 mod interruptions;
 mod kept_images;
+mod kernel_initiator;
 mod keys;
 mod losses;
 mod monitoring;
