@@ -51,4 +51,5 @@ mod sector_sizes;
 mod served_registry;
 mod serving;
 mod status_signals;
+mod through_nbd;
 pub(crate) mod virtualbox;
