@@ -7,6 +7,7 @@ mod configurations;
 mod container_backups;
 mod container_histories;
 mod container_memory;
+mod container_storage;
 mod container_templates;
 mod containers;
 mod conversions;
