@@ -1,8 +1,9 @@
 //! Containers whose files are on ext4, XFS, btrfs and NFS. NFS needs a server in the kernel: `make test-kernel`.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 
 use super::mounts::{MountPoint, wait_for};
 use crate::host::{file_system, skipped, system, text};
@@ -164,7 +165,6 @@ impl Drop for NfsExport {
     }
 }
 
-/// A container on NFS. Its lock is one of the server, so that another host respects it: here the server itself.
 fn a_container_lives_on_nfs(version: &str) {
     let rig = Rig::empty();
     let Some(export) = NfsExport::mount(&rig, version) else {
@@ -172,17 +172,6 @@ fn a_container_lives_on_nfs(version: &str) {
     };
     for format in ["qcow2", "parallels"] {
         a_container_lives_at(&rig, &export.point.join(format), &["--format", format]);
-    }
-    let (ours, theirs) = (export.point.join("qcow2"), export.folder.join("qcow2"));
-    let point = MountPoint::new(&rig, "mnt");
-    let other = MountPoint::new(&rig, "other");
-    for (first, second) in [(&ours, &theirs), (&theirs, &ours)] {
-        rig.ok(&["container", "mount", text(first), text(&point.path("."))]);
-        let folder = other.path(".");
-        let (kind, message) = rig.error(4, &["container", "mount", text(second), text(&folder)]);
-        assert_eq!(kind, "locked", "{message}");
-        assert!(message.contains("qcow2"), "{message}");
-        rig.ok(&["container", "unmount", text(first)]);
     }
 }
 
@@ -194,4 +183,105 @@ fn container_storage_can_be_nfs_4_2() {
 #[test]
 fn container_storage_can_be_nfs_3() {
     a_container_lives_on_nfs("3");
+}
+
+/// The lock of a container on NFS is one of the server, so that another host respects it: here the server itself.
+///
+/// While a client held a delegation, the server itself could not open the file of the lock (`EAGAIN`).
+fn a_container_on_nfs_is_mounted_once(version: &str) {
+    let rig = Rig::empty();
+    let Some(export) = NfsExport::mount(&rig, version) else {
+        return;
+    };
+    let (ours, theirs) = (export.point.join("web1"), export.folder.join("web1"));
+    rig.ok(&["container", "create", text(&ours), "8M", "--filesystem", "none"]);
+    let (point, other) = (MountPoint::new(&rig, "mnt"), MountPoint::new(&rig, "other"));
+    let (folder, other) = (point.path("."), other.path("."));
+    for (first, second) in [(&ours, &theirs), (&theirs, &ours)] {
+        rig.ok(&["container", "mount", text(first), text(&folder), "--disk"]);
+        let (kind, message) = rig.error(4, &["container", "mount", text(second), text(&other), "--disk"]);
+        assert_eq!(kind, "locked", "{message}");
+        assert!(message.contains("web1"), "{message}");
+        rig.ok(&["container", "unmount", text(first)]);
+    }
+}
+
+#[test]
+fn container_storage_on_nfs_4_2_is_locked_for_all_hosts() {
+    a_container_on_nfs_is_mounted_once("4.2");
+}
+
+#[test]
+fn container_storage_on_nfs_3_is_locked_for_all_hosts() {
+    a_container_on_nfs_is_mounted_once("3");
+}
+
+/// A program that holds leases on files, and gives them back a moment after another program opens one of them.
+const LEASE_HOLDER: &str = r#"
+import fcntl, os, signal, sys, time
+files = []
+def give_back(*_):
+    time.sleep(0.2)
+    for file in files:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+signal.signal(signal.SIGIO, give_back)
+for path in sys.argv[1:]:
+    files.append(os.open(path, os.O_RDWR))
+    fcntl.fcntl(files[-1], fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print("held", flush=True)
+while True:
+    signal.pause()
+"#;
+
+/// Leases on all files of a container.
+struct Leases(Child);
+
+impl Leases {
+    #[expect(clippy::disallowed_methods, reason = "another program must hold the leases")]
+    fn take(container: &Path) -> Self {
+        let files = std::fs::read_dir(container).unwrap().map(|entry| entry.unwrap().path());
+        let mut holder = Command::new("/usr/bin/python3")
+            .args(["-c", LEASE_HOLDER])
+            .args(files)
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(holder.stdout.as_mut().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        assert_eq!(line, "held\n");
+        Self(holder)
+    }
+}
+
+impl Drop for Leases {
+    fn drop(&mut self) {
+        self.0.kill().ok();
+        self.0.wait().ok();
+    }
+}
+
+/// NFS and Samba servers hold such leases for their clients. Files are opened without waiting, which the system answered
+/// with `EAGAIN` instead: the commands reported an error of the medium.
+#[test]
+fn container_storage_with_leases_of_a_server_is_opened() {
+    let rig = Rig::empty();
+    rig.ok(&["container", "create", "web1", "8M", "--filesystem", "none"]);
+    let container = rig.path("web1");
+    let point = MountPoint::new(&rig, "mnt");
+    let layers = rig.report(&["container", "info", "web1"])["layers"].clone();
+    let layer = layers[0]["file"].as_str().unwrap().to_owned();
+    let disk = point.path(".");
+    for words in [
+        &["container", "info", "web1"][..],
+        &["container", "check", "web1"],
+        &["container", "snapshot", "web1", "monday"],
+        &["image", "info", &layer],
+        &["container", "mount", "web1", text(&disk), "--disk"],
+    ] {
+        let _leases = Leases::take(&container);
+        rig.ok(words);
+    }
+    rig.ok(&["container", "unmount", "web1"]);
 }
