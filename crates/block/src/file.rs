@@ -7,6 +7,7 @@
 mod direct;
 mod extents;
 mod io;
+mod lease;
 mod lock;
 mod open;
 mod replace;
@@ -25,6 +26,7 @@ use crate::device::range_length;
 use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
 pub use direct::{Access, DirectPath};
+pub use lease::open_past_leases;
 pub use lock::{FileLock, LockOutcome, is_locked, lock_file, lock_file_shared};
 use open::OpenFile;
 pub use replace::{rename_durably, replace_file, sync_folder_of, write_new_file};

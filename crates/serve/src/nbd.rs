@@ -4,6 +4,7 @@
 //! quotations in comments are from there. Only the fixed newstyle handshake is supported.
 
 pub mod client;
+mod kernel;
 pub(crate) mod server;
 mod wire;
 
@@ -15,6 +16,7 @@ pub use crate::server::peer::Peer;
 pub use crate::server::resources::ServerResources;
 pub use crate::stream::Socket;
 pub use crate::tls::{ClientTrust, TlsServer};
+pub use kernel::{KernelConnection, KernelServer};
 pub use server::{
     Closed, Event, EventSink, Export, ExportEntry, Exports, FixedExports, HandshakeEnd, Server, ServerOptions,
     TlsPolicy, ZeroSpeed,

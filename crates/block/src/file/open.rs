@@ -6,10 +6,11 @@ use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use super::IoMode;
 use super::direct::{Access, DirectPath};
+use super::lease::open_past_leases;
 use super::replace::sync_folder_of;
 use super::stamp::{FileChange, Stamp};
 use crate::device::range_length;
@@ -43,10 +44,6 @@ fn path_error(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> E
     }
 }
 
-fn flag(flags: OFlags) -> i32 {
-    flags.bits().cast_signed()
-}
-
 fn medium(metadata: &std::fs::Metadata, path: &Path) -> Result<Medium> {
     let file_type = metadata.file_type();
     if file_type.is_file() {
@@ -66,17 +63,18 @@ impl OpenFile {
         let error = path_error("open", path);
         // Checked before opening, because opening a pipe would wait for its other end.
         let expected = medium(&std::fs::metadata(path).map_err(&error)?, path)?;
-        let mut options = OpenOptions::new();
-        options.read(true).write(access == Access::ReadWrite);
-        // A FIFO may have replaced the file since the check. With this flag, open does not wait; for files and block
-        // devices it has no effect.
-        let mut flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let mut flags = OFlags::CLOEXEC | OFlags::NOCTTY;
+        flags |= match access {
+            Access::Read => OFlags::RDONLY,
+            Access::ReadWrite => OFlags::RDWR,
+        };
         if expected == Medium::BlockDevice && access == Access::ReadWrite {
             // For a block device this excludes file systems and arrays that use it.
             flags |= OFlags::EXCL;
         }
-        options.custom_flags(flag(flags));
-        let file = options.open(path).map_err(&error)?;
+        // A FIFO may have replaced the file since the check.
+        let opened = open_past_leases(flags, |flags| rustix::fs::open(path, flags, Mode::empty()));
+        let file = File::from(opened.map_err(|errno| error(errno.into()))?);
         Self::from_file(file, path, access, mode)
     }
 

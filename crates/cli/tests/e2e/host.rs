@@ -6,7 +6,7 @@ pub(crate) use holdfast_test_kit::file_systems::system;
 
 /// Prints why a test is skipped.
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
-fn skipped(reason: &str) {
+pub(crate) fn skipped(reason: &str) {
     println!("skipped: {reason}");
 }
 

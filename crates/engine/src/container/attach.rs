@@ -8,6 +8,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, Clock};
 use holdfast_guest_files::{Content, DiskSource, Volume, find_volumes};
 use holdfast_host::loop_device::{LoopDevice, LoopRequest, file_of_loop_device, loop_devices_of, refresh_loop_size};
+use holdfast_host::nbd_device::nbd_partitions;
 use holdfast_host::provider::Mounts;
 use holdfast_host::{Answer, Tools, retry_while_in_use};
 use rustix::fs::{AtFlags, StatxFlags};
@@ -180,7 +181,7 @@ fn place_of(volume: &Volume, disk_bytes: u64) -> Option<FoundFileSystem> {
 /// A file system to mount.
 #[derive(Clone, Copy)]
 pub(super) struct FileSystemMount<'a> {
-    /// The disk as a file.
+    /// The disk as a file, or its block device of NBD.
     pub(super) disk: &'a Path,
     pub(super) file_system: FoundFileSystem,
     pub(super) folder: &'a Path,
@@ -207,15 +208,8 @@ pub(super) enum Replay {
 }
 
 impl FileSystemMount<'_> {
-    /// Mounts it. The block device is released when it is unmounted.
+    /// Mounts it through a loop device, which is released when it is unmounted.
     pub(super) fn mount(&self) -> Result<MountedFileSystem> {
-        let failed = |source: std::io::Error| {
-            Error::from(ContainerError::Mount {
-                folder: self.folder.to_owned(),
-                kind: self.file_system.kind.name(),
-                source,
-            })
-        };
         let device = LoopDevice::attach(&LoopRequest {
             file: self.disk,
             offset: self.file_system.offset,
@@ -228,22 +222,51 @@ impl FileSystemMount<'_> {
                 source,
             })
         })?;
+        let mounted = self.mount_from(device.path());
+        if mounted.is_err() {
+            device.detach().ok();
+        }
+        mounted
+    }
+
+    /// Mounts it from the block device of the disk.
+    pub(super) fn mount_directly(&self) -> Result<MountedFileSystem> {
+        if self.file_system.partition_bytes.is_none() {
+            return self.mount_from(self.disk);
+        }
+        // The kernel looks for partitions when a device is opened.
+        let opened = File::open(self.disk);
+        let partitions = nbd_partitions(self.disk);
+        let found = partitions
+            .into_iter()
+            .find(|(_, start)| *start == self.file_system.offset);
+        match (opened, found) {
+            (Ok(_), Some((partition, _))) => self.mount_from(&partition),
+            (Err(error), _) => Err(self.failed(error)),
+            (Ok(_), None) => Err(self.failed(Errno::NXIO.into())),
+        }
+    }
+
+    fn failed(&self, source: std::io::Error) -> Error {
+        Error::from(ContainerError::Mount {
+            folder: self.folder.to_owned(),
+            kind: self.file_system.kind.name(),
+            source,
+        })
+    }
+
+    fn mount_from(&self, device: &Path) -> Result<MountedFileSystem> {
         let kind = self.file_system.kind;
         let growth = self.growth.filter(|_| self.file_system.partition_bytes.is_none());
-        let grown_before = growth.map(|tools| kind.grow_unmounted(device.path(), tools).is_ok());
-        let replay = match self.mount_device(device.path(), kind.options()) {
+        let grown_before = growth.map(|tools| kind.grow_unmounted(device, tools).is_ok());
+        let replay = match self.mount_device(device, kind.options()) {
             Ok(()) => Replay::Possible,
-            Err(_) if self.is_read_only && self.mount_device(device.path(), kind.without_replay()).is_ok() => {
-                Replay::Skipped
-            }
-            Err(error) => {
-                device.detach().ok();
-                return Err(failed(error));
-            }
+            Err(_) if self.is_read_only && self.mount_device(device, kind.without_replay()).is_ok() => Replay::Skipped,
+            Err(error) => return Err(self.failed(error)),
         };
         let has_grown = match (kind, growth) {
             (FileSystemKind::Ext4, _) | (_, None) => grown_before == Some(true),
-            (kind, Some(tools)) => kind.grow(device.path(), self.folder, tools).is_ok(),
+            (kind, Some(tools)) => kind.grow(device, self.folder, tools).is_ok(),
         };
         Ok(MountedFileSystem { replay, has_grown })
     }
@@ -277,13 +300,9 @@ pub(super) fn disk_mounted_on(folder: &Path) -> Option<PathBuf> {
     (disk.file_name() == Some(DISK_FILE.as_ref())).then_some(disk)
 }
 
-/// Unmounts the file system of a disk everywhere.
-pub(super) fn unmount_file_systems(disk: &Path, clock: &dyn Clock) -> Result<Vec<PathBuf>> {
-    let points = mount_points(disk);
-    for point in points.iter().rev() {
-        unmount(point, clock)?;
-    }
-    Ok(points)
+/// Unmounts the mount points of a file system.
+pub(super) fn unmount_all(points: &[PathBuf], clock: &dyn Clock) -> Result<()> {
+    points.iter().rev().try_for_each(|point| unmount(point, clock))
 }
 
 fn unmount(folder: &Path, clock: &dyn Clock) -> Result<()> {

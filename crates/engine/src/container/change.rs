@@ -10,7 +10,6 @@ use holdfast_image::{
     MergeProgress, NewSnapshot, SwitchPlan, plan_switch, switch,
 };
 
-use super::attach::mount_points;
 use super::control::{Consistency, ControlClient, ControlRequest, ControlResult};
 use super::place::ContainerPlace;
 use super::serve::{GROW_PROPERTY, grow_mounted};
@@ -327,7 +326,7 @@ pub fn switch_container(place: &ContainerPlace, name: &str, current: &CurrentSta
 /// # Errors
 /// It is not mounted, or its file system does not support it.
 pub fn trim_container(place: &ContainerPlace) -> Result<u64> {
-    let Some(point) = mount_points(&place.disk_file()).into_iter().next() else {
+    let Some(point) = place.mount_points().into_iter().next() else {
         return Err(ContainerError::NotMounted {
             container: place.folder.clone(),
         }
@@ -394,7 +393,7 @@ pub fn container_state(place: &ContainerPlace) -> Result<ContainerState> {
     };
     Ok(ContainerState {
         chain: ChainStatus::load(&place.folder).map_err(on)?,
-        mount_points: mount_points(&place.disk_file()),
+        mount_points: place.mount_points(),
         is_used: ContainerLock::is_held(&place.folder).map_err(on)?,
         traffic,
     })

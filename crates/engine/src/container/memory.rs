@@ -24,7 +24,6 @@ use holdfast_block::rename_durably;
 use holdfast_host::provider::Mounts;
 use holdfast_image::{ContainerTree, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, new_memory_folder};
 
-use super::attach::mount_points;
 use super::change::{SnapshotRequest, TakenSnapshot, take_mounted_snapshot};
 use super::pause::{PauseLock, may_be_paused};
 use super::place::ContainerPlace;
@@ -197,7 +196,7 @@ fn preflight(place: &ContainerPlace, request: &SnapshotRequest, runtime: &Runtim
             format!("the container {} of runc is {}", runtime.id, state.status),
         ));
     }
-    let points = mount_points(&place.disk_file());
+    let points = place.mount_points();
     if points.is_empty() {
         return Err(ContainerError::NotMounted {
             container: place.folder.clone(),

@@ -3,7 +3,7 @@
 //! ```text
 //! CONTAINER/           layers, container.json         holdfast-image: live
 //! RUNTIME/holdfast-container-ID/disk/disk.raw          the disk as a file (FUSE), served by a worker
-//! /dev/loopN                                           a block device of that file
+//! /dev/loopN                                           a block device of that file; or /dev/nbdN, without FUSE
 //! FOLDER/                                              the file system on it
 //! ```
 //! The processes are those of a mounted image: a supervisor that holds what must outlive a worker, and a worker that can
@@ -15,6 +15,7 @@ mod control;
 mod create;
 mod freezer;
 mod memory;
+mod nbd;
 mod pause;
 mod place;
 mod remains;
@@ -46,7 +47,8 @@ pub use resume::{
 pub use runtime::RuntimeRequest;
 pub(crate) use serve::GROW_PROPERTY;
 pub use serve::{
-    ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,
+    ContainerMount, ContainerMountRequest, ContainerMounter, DiskTransport, MountedDisk, UnmountedContainer,
+    unmount_container,
 };
 pub use snapshot_mount::{
     MountedSnapshot, ServeUntil, SnapshotServeRequest, mount_snapshot, unmount_snapshot, wait_for_unmount,

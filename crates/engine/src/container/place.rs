@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use holdfast_host::loop_device::loop_devices_of;
+use holdfast_host::nbd_device::{find_nbd_device, nbd_devices, nbd_partitions};
 use holdfast_host::provider::Mounts;
 use holdfast_image::ContainerTree;
 
@@ -72,6 +73,17 @@ impl ContainerPlace {
         if let Some(container) = fuse_source(folder) {
             return Self::find(&container, runtime).ok();
         }
+        let over_nbd = nbd_devices().into_iter().find_map(|(device, backend)| {
+            let container = backend.strip_prefix(SOURCE_PREFIX)?;
+            let is_shown = |device: &PathBuf| mounts.points_of_device(device).iter().any(|point| point == folder);
+            with_partitions(&device)
+                .iter()
+                .any(is_shown)
+                .then(|| PathBuf::from(container))
+        });
+        if let Some(container) = over_nbd {
+            return Self::find(&container, runtime).ok();
+        }
         let found = runtime_folders(runtime).into_iter().find_map(|own| {
             let disk = own.join("disk").join(DISK_FILE);
             let mut points = loop_devices_of(&disk)
@@ -100,14 +112,38 @@ impl ContainerPlace {
         self.disk_folder().join(DISK_FILE)
     }
 
-    /// The source of the FUSE file system in the list of mounts.
-    pub(super) fn fuse_source(&self) -> String {
+    /// The source of the FUSE file system in the list of mounts, or the name of what the NBD device shows.
+    pub(super) fn source(&self) -> String {
         format!("{SOURCE_PREFIX}{}", self.folder.display())
+    }
+
+    /// The NBD device of the disk.
+    pub(super) fn nbd_device(&self) -> Option<PathBuf> {
+        find_nbd_device(&self.source())
+    }
+
+    /// The block devices of the disk and of its partitions.
+    fn block_devices(&self) -> Vec<PathBuf> {
+        let over_nbd = self
+            .nbd_device()
+            .into_iter()
+            .flat_map(|device| with_partitions(&device));
+        loop_devices_of(&self.disk_file()).into_iter().chain(over_nbd).collect()
+    }
+
+    /// Where the file system of the disk is mounted, in the namespace of this process.
+    pub(super) fn mount_points(&self) -> Vec<PathBuf> {
+        let mounts = Mounts::read().unwrap_or_default();
+        let devices = self.block_devices();
+        devices
+            .iter()
+            .flat_map(|device| mounts.points_of_device(device))
+            .collect()
     }
 
     /// The mount points of the FUSE file system with the disk.
     pub(super) fn fuse_points(&self) -> Vec<PathBuf> {
-        Mounts::read().unwrap_or_default().points_of_source(&self.fuse_source())
+        Mounts::read().unwrap_or_default().points_of_source(&self.source())
     }
 
     /// The socket of the worker.
@@ -151,6 +187,11 @@ impl ContainerPlace {
         std::fs::remove_dir(self.disk_folder()).ok();
         std::fs::remove_dir(self.runtime_folder()).ok();
     }
+}
+
+fn with_partitions(device: &Path) -> Vec<PathBuf> {
+    let partitions = nbd_partitions(device).into_iter().map(|(partition, _)| partition);
+    std::iter::once(device.to_owned()).chain(partitions).collect()
 }
 
 /// Deletes the files of a pause in the runtime folder of a container, unless the process that pauses it, or its runc

@@ -8,11 +8,15 @@ use holdfast_block::Clock;
 use holdfast_host::freeze::thaw_file_system;
 use holdfast_host::fuse_mount::{UnmountMode, dead_fuse_mounts, unmount_fuse};
 use holdfast_host::loop_device::loop_devices_of;
+use holdfast_host::nbd_device::{disconnect_nbd, nbd_devices};
 use holdfast_host::provider::Mounts;
+use holdfast_image::ContainerLock;
 use rustix::mount::UnmountFlags;
 
 use super::attach::mount_points;
-use super::place::{DISK_FILE, DISK_PREFIX, MOUNT_PREFIX, RUNTIME_PREFIX, SOURCE_PREFIX, remove_ended_pause};
+use super::place::{
+    ContainerPlace, DISK_FILE, DISK_PREFIX, MOUNT_PREFIX, RUNTIME_PREFIX, SOURCE_PREFIX, remove_ended_pause,
+};
 
 /// How long the kernel may take until it releases a block device.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -70,6 +74,19 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
         if is_empty || own_source.is_some_and(|source| !source.starts_with(SOURCE_PREFIX)) {
             continue;
         }
+        if let Some(place) = place_over_nbd(&folder) {
+            remains.push(RuntimeRemains {
+                state: match ContainerLock::is_held(&place.folder) {
+                    Ok(false) => RuntimeState::Dead,
+                    _ => RuntimeState::Served,
+                },
+                mount_points: place.mount_points(),
+                changed_ms: folder.symlink_metadata().ok().map(|found| found.mtime() * 1000),
+                container: Some(place.folder),
+                folder,
+            });
+            continue;
+        }
         let disk = disk_folder_in(&folder, &mounts);
         let source = mounts.source_of(&disk);
         let container = source.and_then(|source| source.strip_prefix(SOURCE_PREFIX));
@@ -94,6 +111,16 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
     remains
 }
 
+/// The container with this runtime folder, if it has a block device of NBD.
+fn place_over_nbd(folder: &Path) -> Option<ContainerPlace> {
+    let runtime = folder.parent()?;
+    let mut containers = nbd_devices().into_iter().filter_map(|(_, backend)| {
+        let container = backend.strip_prefix(SOURCE_PREFIX)?;
+        ContainerPlace::find(Path::new(container), runtime).ok()
+    });
+    containers.find(|place| place.runtime_folder() == folder)
+}
+
 /// Where the disk of a folder is mounted: the disk of a mounted snapshot, and that of a container that is being created,
 /// in the place of the folder itself; other disks in a folder in it.
 fn disk_folder_in(folder: &Path, mounts: &Mounts) -> PathBuf {
@@ -110,7 +137,13 @@ fn disk_folder_in(folder: &Path, mounts: &Mounts) -> PathBuf {
 pub(crate) fn clear_runtime_remains(folder: &Path, clock: &dyn Clock) -> std::io::Result<()> {
     let disk_folder = disk_folder_in(folder, &Mounts::read().unwrap_or_default());
     let disk = disk_folder.join(DISK_FILE);
-    for point in mount_points(&disk).iter().rev() {
+    let over_nbd = place_over_nbd(folder);
+    if let Some(device) = over_nbd.as_ref().and_then(ContainerPlace::nbd_device) {
+        // Requests end with an error, so that nothing waits for the server.
+        disconnect_nbd(&device)?;
+    }
+    let points = over_nbd.map_or_else(|| mount_points(&disk), |place| place.mount_points());
+    for point in points.iter().rev() {
         // A frozen file system cannot be unmounted.
         thaw_file_system(point).ok();
         rustix::mount::unmount(point, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)?;

@@ -8,13 +8,14 @@ use holdfast_block::{BlockDevice as _, FileDevice, IoMode, error_text};
 use holdfast_host::Tools;
 use holdfast_host::fuse_mount::{MountReaders, UnmountMode, unmount_fuse};
 use holdfast_host::loop_device::loop_devices_of;
+use holdfast_host::nbd_device::check_nbd;
 use holdfast_image::{ContainerLock, ContainerTree, LiveChain, LiveOptions};
 use holdfast_serve::fuse::MountEvents;
+use rustix::mount::{UnmountFlags, unmount};
 
-use super::attach::{
-    FileSystemMount, FoundFileSystem, adopt_size, find_file_system, mount_points, unmount_file_systems,
-};
+use super::attach::{FileSystemMount, FoundFileSystem, adopt_size, find_file_system, unmount_all};
 use super::control::{ControlClient, ControlRequest};
+use super::nbd::{NbdPlace, adopt_nbd_size, find_device, nbd_error, release_on_unmount};
 use super::place::{ContainerPlace, DISK_FILE};
 use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
@@ -32,6 +33,16 @@ pub enum MountedDisk {
     File,
 }
 
+/// What makes a block device of the disk of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DiskTransport {
+    /// A file of FUSE, and a loop device.
+    #[default]
+    Fuse,
+    /// The NBD client of the kernel.
+    Nbd,
+}
+
 /// Starts the processes that serve a container in a folder, and waits until it is mounted.
 ///
 /// The process that serves a disk must not use the file system above it: a thread that waits for the disk keeps the
@@ -47,6 +58,8 @@ pub struct ContainerMountRequest {
     pub folder: PathBuf,
     /// What is mounted.
     pub disk: MountedDisk,
+    /// What makes a block device of the disk.
+    pub transport: DiskTransport,
     /// Which users can use the raw file.
     pub readers: MountReaders,
 }
@@ -70,6 +83,9 @@ impl<'a> ContainerMount<'a> {
     pub fn open(request: &'a ContainerMountRequest, tools: &'a dyn Tools) -> Result<Self> {
         let folder = &request.place.folder;
         let on = |error: holdfast_image::Error| Error::from(error).on(folder);
+        if request.transport == DiskTransport::Nbd {
+            check_nbd().map_err(|source| nbd_error(&request.place, source))?;
+        }
         let lock = ContainerLock::take(folder).map_err(on)?;
         lock.share_with_children().map_err(|source| Error::File {
             action: "share the lock of",
@@ -128,14 +144,18 @@ impl<'a> ContainerMount<'a> {
     ) -> Result<()> {
         self.request.place.make()?;
         let place = MountPlace {
-            source: self.request.place.fuse_source(),
+            source: self.request.place.source(),
             folder: self.disk_folder(),
             readers: self.request.readers,
             events,
         };
+        let nbd_place = NbdPlace(&self.request.place);
         let supervision = Supervision {
             path: &self.request.place.folder,
-            place: &place,
+            place: match self.request.transport {
+                DiskTransport::Fuse => &place,
+                DiskTransport::Nbd => &nbd_place,
+            },
             launch,
             user: self,
         };
@@ -150,23 +170,43 @@ impl MountUser for ContainerMount<'_> {
         let Some(file_system) = self.file_system else {
             return Ok(());
         };
+        let place = &self.request.place;
+        let device = match self.request.transport {
+            DiskTransport::Fuse => None,
+            DiskTransport::Nbd => Some(find_device(place)?),
+        };
         let disk = self.disk_file();
         let mount = FileSystemMount {
-            disk: &disk,
+            disk: device.as_deref().unwrap_or(&disk),
             file_system,
             folder: &self.request.folder,
             is_read_only: false,
             growth: self.must_grow.then_some(self.tools),
         };
-        if mount.mount()?.has_grown {
+        let mounted = match &device {
+            None => mount.mount()?,
+            Some(device) => {
+                let mounted = mount.mount_directly()?;
+                if let Err(error) = release_on_unmount(place, device) {
+                    unmount(&self.request.folder, UnmountFlags::DETACH).ok();
+                    return Err(error);
+                }
+                mounted
+            }
+        };
+        if mounted.has_grown {
             // Until this is stored, the next mount tries it again.
-            forget_growth(&self.request.place).ok();
+            forget_growth(place).ok();
         }
         Ok(())
     }
 
     fn is_detached(&self) -> bool {
-        self.file_system.is_some() && loop_devices_of(&self.disk_file()).is_empty()
+        self.file_system.is_some()
+            && match self.request.transport {
+                DiskTransport::Fuse => loop_devices_of(&self.disk_file()).is_empty(),
+                DiskTransport::Nbd => self.request.place.nbd_device().is_none(),
+            }
     }
 }
 
@@ -197,7 +237,8 @@ pub struct UnmountedContainer {
 pub fn unmount_container(place: &ContainerPlace, job: Job<'_>) -> Result<UnmountedContainer> {
     const PATIENCE: Duration = Duration::from_secs(30);
     let disk = place.disk_file();
-    let points = unmount_file_systems(&disk, job.clock)?;
+    let points = place.mount_points();
+    unmount_all(&points, job.clock)?;
     let is_held = || ContainerLock::is_held(&place.folder).unwrap_or(false);
     if points.is_empty() && !is_held() {
         return Err(ContainerError::NotMounted {
@@ -226,9 +267,13 @@ pub fn unmount_container(place: &ContainerPlace, job: Job<'_>) -> Result<Unmount
 /// Lets the block device and the file system of a mounted container adopt the size of its disk. Returns whether both
 /// have.
 pub(super) fn grow_mounted(place: &ContainerPlace, tools: &dyn Tools, job: Job<'_>) -> Result<bool> {
-    let disk = place.disk_file();
-    let devices = adopt_size(&disk)?;
-    let (Some(device), Some(point)) = (devices.first(), mount_points(&disk).into_iter().next()) else {
+    let over_nbd = adopt_nbd_size(place)?;
+    let disk = over_nbd.clone().unwrap_or_else(|| place.disk_file());
+    let device = match over_nbd {
+        Some(device) => Some(device),
+        None => adopt_size(&disk)?.into_iter().next(),
+    };
+    let (Some(device), Some(point)) = (device, place.mount_points().into_iter().next()) else {
         return Ok(true);
     };
     let found = find_file_system(Arc::new(FileDevice::open(&disk, IoMode::Buffered)?), &place.folder)?;
@@ -238,7 +283,7 @@ pub(super) fn grow_mounted(place: &ContainerPlace, tools: &dyn Tools, job: Job<'
         );
         return Ok(true);
     }
-    match found.kind.grow(device, &point, tools) {
+    match found.kind.grow(&device, &point, tools) {
         Ok(()) => Ok(true),
         Err(error) => {
             job.progress.warning(&format!(

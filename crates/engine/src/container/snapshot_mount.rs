@@ -12,7 +12,7 @@ use holdfast_serve::fuse::{Directory, FileContent, MountEvents, TreeEntry};
 use holdfast_serve::nbd::ExportDevice;
 
 use super::attach::{
-    FileSystemMount, FoundFileSystem, Replay, disk_mounted_on, find_file_system, unmount_file_systems,
+    FileSystemMount, FoundFileSystem, Replay, disk_mounted_on, find_file_system, mount_points, unmount_all,
 };
 use super::place::{ContainerPlace, DISK_FILE, DISK_PREFIX};
 use super::serve::MountedDisk;
@@ -251,7 +251,7 @@ pub(crate) fn with_served_file_system<T>(
     };
     let done = mount.mount().and_then(|_| {
         let done = work(&root);
-        let unmounted = unmount_file_systems(&disk, job.clock);
+        let unmounted = unmount_all(&mount_points(&disk), job.clock);
         let done = done?;
         unmounted?;
         Ok(done)
@@ -287,7 +287,7 @@ pub fn unmount_snapshot(folder: &Path, job: Job<'_>) -> Result<bool> {
     let Some(disk) = disk_mounted_on(folder) else {
         return Ok(false);
     };
-    unmount_file_systems(&disk, job.clock)?;
+    unmount_all(&mount_points(&disk), job.clock)?;
     // Its server ends with its own file system, and deletes its folder.
     let deadline = job.clock.now() + PATIENCE;
     if let Some(served) = disk.parent() {

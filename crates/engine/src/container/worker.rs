@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_block::error_text;
+use holdfast_block::{Clock, error_text};
 use holdfast_host::Tools;
 use holdfast_image::{Continue, LiveChain, LiveOptions, MEMORY_PROPERTY, MergeObserver, MergeProgress, NewSnapshot};
 use holdfast_serve::fuse::MountEvents;
@@ -18,9 +18,11 @@ use super::control::{
     Consistency, ControlReply, ControlRequest, ControlResult, parse_request, read_request, send_reply,
 };
 use super::freezer::{Freezer, FreezerLauncher};
+use super::nbd::serve_over_nbd;
 use super::pause::{EndedPause, end_abandoned_pause, is_paused_by_process};
 use super::place::{ContainerPlace, DISK_FILE};
 use super::runtime::memory_error;
+use super::serve::DiskTransport;
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
 use super::traffic::CountedDisk;
 use crate::job::error::{ContainerError, MemoryProblem, ServerFailure};
@@ -40,7 +42,9 @@ pub struct ContainerWorkerRequest<'a> {
     pub disk_folder: PathBuf,
     /// Number of workers that have ended.
     pub predecessor_count: u32,
-    /// The opened `/dev/fuse`.
+    /// What makes a block device of the disk.
+    pub transport: DiskTransport,
+    /// The opened `/dev/fuse`; of no use for NBD.
     pub device: OwnedFd,
     /// The file of the log of writes.
     pub log: File,
@@ -50,6 +54,8 @@ pub struct ContainerWorkerRequest<'a> {
     pub freezer: &'a FreezerLauncher<'a>,
     /// Runs runc, to resume what a process that was killed has paused.
     pub tools: Box<dyn Tools>,
+    /// Measures durations.
+    pub clock: Arc<dyn Clock>,
 }
 
 /// Serves a container as a worker of [`ContainerMount::supervise`](super::ContainerMount::supervise), until it is unmounted. `ready` is called when the
@@ -84,7 +90,10 @@ pub fn serve_container(request: ContainerWorkerRequest<'_>, job: Job<'_>, ready:
         scope.spawn(|| server.accept(&listener, scope));
         scope.spawn(|| server.collapse_pending());
         scope.spawn(|| server.end_abandoned_pauses());
-        let served = serve_as_worker(disk, DISK_FILE.to_owned(), files, job, ready);
+        let served = match request.transport {
+            DiskTransport::Fuse => serve_as_worker(disk, DISK_FILE.to_owned(), files, job, ready),
+            DiskTransport::Nbd => serve_over_nbd(disk, &server.place, files, request.clock, job, ready),
+        };
         server.is_ended.store(true, Ordering::Release);
         served
     })
@@ -268,7 +277,8 @@ impl ControlServer<'_> {
     /// # Errors
     /// The reason why it cannot.
     fn start_freezer(&self) -> std::result::Result<(PathBuf, Freezer), String> {
-        let point = mount_points(&self.file).into_iter().next();
+        let of_file = mount_points(&self.file).into_iter();
+        let point = of_file.chain(self.place.mount_points()).next();
         let point = point.ok_or("it is not mounted where the server can see it")?;
         match Freezer::start(&point, self.freezer) {
             Ok(freezer) => Ok((point, freezer)),

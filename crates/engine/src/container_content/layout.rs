@@ -4,12 +4,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, Read, Seek as _, SeekFrom};
 use std::num::NonZero;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use holdfast_archive::{EndMarker, Packing, TreeEntryKind, TreeTarReader, Unpacked};
-use holdfast_block::Threads;
+use holdfast_block::{Threads, open_past_leases};
 
 use super::next_entry;
 use super::root_path::components;
@@ -266,10 +265,8 @@ fn unreadable(path: &Path, source: std::io::Error) -> crate::Error {
 
 /// Opens a regular file; a pipe does not block.
 fn open_regular(path: &Path) -> std::io::Result<File> {
-    let nonblocking = rustix::fs::OFlags::NONBLOCK.bits();
-    let mut options = std::fs::OpenOptions::new();
-    let flags = i32::try_from(nonblocking).unwrap_or(0);
-    let file = options.read(true).custom_flags(flags).open(path)?;
+    let open = |flags| rustix::fs::open(path, flags, rustix::fs::Mode::empty());
+    let file = File::from(open_past_leases(rustix::fs::OFlags::CLOEXEC, open)?);
     if file.metadata()?.is_file() {
         Ok(file)
     } else {

@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use holdfast_archive::{DeviceNumber, TreeEntry, TreeEntryKind, TreeTime};
+use holdfast_block::open_past_leases;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
@@ -32,10 +33,8 @@ const FOLDER: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-// A pipe that took the place of a file must not block.
 const FILE: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
-    .union(OFlags::NONBLOCK)
     .union(OFlags::NOCTTY)
     .union(OFlags::CLOEXEC);
 
@@ -210,7 +209,9 @@ impl<'a, 'b> TreeWalker<'a, 'b> {
     }
 
     fn regular(&mut self, found: &Found<'_>) -> Result<bool> {
-        let opened = rustix::fs::openat(found.folder, found.name, FILE, Mode::empty());
+        // A pipe that took the place of a file must not block.
+        let open = |flags| rustix::fs::openat(found.folder, found.name, flags, Mode::empty());
+        let opened = open_past_leases(FILE, open);
         let opened = opened.and_then(|file| rustix::fs::fstat(&file).map(|stat| (file, stat)));
         let (file, stat) = match opened {
             Ok((file, stat)) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => (file, stat),

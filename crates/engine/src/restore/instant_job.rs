@@ -6,7 +6,7 @@ use std::io::Read as _;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use holdfast_block::{replace_file, sync_folder_of};
+use holdfast_block::{open_past_leases, replace_file, sync_folder_of};
 use holdfast_host::domain_xml::{DiskPlace, Medium};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use serde::{Deserialize, Serialize};
@@ -147,8 +147,9 @@ impl InstantJob {
         if let Some(reason) = strange(folder) {
             return Err(wrong(reason.to_owned()));
         }
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let opened = open(&path, flags, Mode::empty()).map_err(|errno| wrong(errno.to_string()))?;
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let opened = open_past_leases(flags, |flags| open(&path, flags, Mode::empty()))
+            .map_err(|errno| wrong(errno.to_string()))?;
         let file = File::from(opened);
         let metadata = file.metadata().map_err(|error| wrong(error.to_string()))?;
         if !metadata.is_file() || !is_ours_alone(&metadata) {

@@ -5,5 +5,6 @@ pub(crate) mod file_system;
 pub mod freeze;
 pub mod fuse_mount;
 pub mod loop_device;
+pub mod nbd_device;
 pub mod provider;
 pub(crate) mod retries;

@@ -15,6 +15,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
+use holdfast_block::open_past_leases;
 use rustix::fs::{Mode, OFlags, fcntl_getfl, fcntl_setfl, open};
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
@@ -129,8 +130,9 @@ fn open_checked(path: &Path, kind: FileKind, links: Links) -> IoResult<File> {
         Links::Follow => OFlags::empty(),
         Links::Refuse => OFlags::NOFOLLOW,
     };
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY | link;
-    let file = File::from(open(path, flags, Mode::empty()).map_err(|errno| match errno {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | link;
+    let opened = open_past_leases(flags, |flags| open(path, flags, Mode::empty()));
+    let file = File::from(opened.map_err(|errno| match errno {
         rustix::io::Errno::LOOP if links == Links::Refuse => {
             IoError::new(ErrorKind::InvalidInput, "it is a symbolic link")
         }

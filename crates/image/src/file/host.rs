@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use holdfast_block::{
     DirectPath, Error as BlockError, ExtentKind, ExtentList, FileLock, IoMode, LockOutcome, Result as BlockResult,
-    lock_file, lock_file_shared, sync_folder_of, to_usize,
+    lock_file, lock_file_shared, open_past_leases, sync_folder_of, to_usize,
 };
 use rustix::fs::{FallocateFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -55,8 +55,8 @@ enum FileKind {
 impl HostFile {
     /// Opens the file at `path`, following symbolic links: for names given by the user.
     pub(crate) fn open(path: &Path, access: Access) -> Result<Self> {
-        let fd =
-            rustix::fs::open(path, access.flags(), Mode::empty()).map_err(|errno| Error::io("open", path, errno))?;
+        let opened = open_past_leases(access.flags(), |flags| rustix::fs::open(path, flags, Mode::empty()));
+        let fd = opened.map_err(|errno| Error::io("open", path, errno))?;
         Self::from_fd(fd, path, access)
     }
 
@@ -64,13 +64,13 @@ impl HostFile {
     /// gate, so that a link created between the check and the open is not followed.
     pub(crate) fn open_canonical(path: &Path, access: Access) -> Result<Self> {
         let flags = access.flags() | OFlags::NOFOLLOW;
-        let opened = rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
-        let fd = match opened {
+        let resolve = ResolveFlags::NO_SYMLINKS;
+        let open = |flags| match rustix::fs::openat2(rustix::fs::CWD, path, flags, Mode::empty(), resolve) {
             // Kernels before 5.6 and some sandboxes have no openat2; the last component is still not followed.
             Err(Errno::NOSYS | Errno::PERM) => rustix::fs::open(path, flags, Mode::empty()),
             other => other,
-        }
-        .map_err(|errno| Error::io("open", path, errno))?;
+        };
+        let fd = open_past_leases(flags, open).map_err(|errno| Error::io("open", path, errno))?;
         Self::from_fd(fd, path, access)
     }
 
@@ -168,8 +168,7 @@ impl Access {
     }
 
     fn flags(self) -> OFlags {
-        // NONBLOCK: a FIFO in place of an image must not hang the open; files and block devices ignore it.
-        let common = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let common = OFlags::CLOEXEC | OFlags::NOCTTY;
         match self {
             Self::Read | Self::ReadPinned => OFlags::RDONLY | common,
             Self::Write | Self::WriteWithChildren | Self::WriteUnlocked => OFlags::RDWR | common,

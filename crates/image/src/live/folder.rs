@@ -1,14 +1,14 @@
 //! The folder of a container: its files by name.
 
-use std::fs::OpenOptions;
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::{
-    FileLock, LockOutcome, is_locked, lock_file, rename_durably, replace_file, sync_folder_of, write_new_file,
+    FileLock, LockOutcome, is_locked, lock_file, open_past_leases, rename_durably, replace_file, sync_folder_of,
+    write_new_file,
 };
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 
 use crate::file::{Access, HostFile, ImageFile};
 use crate::{Error, Result};
@@ -209,10 +209,8 @@ impl ContainerLock {
         let folder = HostFolder::open(path)?;
         let path = folder.path(LOCK_FILE);
         let failed = |source| Error::io("lock", &path, source);
-        let mut options = lock_file_options();
         // Who can read a file can take a shared lock, and would keep the container from being used.
-        options.write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(failed)?;
+        let file = open_lock(&path, OFlags::RDWR | OFlags::CREATE).map_err(failed)?;
         let lock = match lock_file(&file).map_err(failed)? {
             LockOutcome::Locked(lock) => Some(lock),
             LockOutcome::Unsupported => None,
@@ -241,7 +239,7 @@ impl ContainerLock {
         let folder = HostFolder::open(path)?;
         let path = folder.path(LOCK_FILE);
         let failed = |source| Error::io("lock", &path, source);
-        let file = match lock_file_options().open(&path) {
+        let file = match open_lock(&path, OFlags::RDONLY) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
             file => file.map_err(failed)?,
         };
@@ -250,11 +248,11 @@ impl ContainerLock {
 }
 
 /// A link or a pipe in the place of the lock neither leads to another file nor blocks.
-fn lock_file_options() -> OpenOptions {
-    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(flags.bits().cast_signed());
-    options
+fn open_lock(path: &Path, flags: OFlags) -> std::io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    let opened = open_past_leases(flags, |flags| rustix::fs::open(path, flags, mode));
+    Ok(File::from(opened?))
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ const BLOCKS: u32 = 8192;
 const _: () = assert!(BLOCKS as usize * 512 == SIZE);
 
 /// What a command must be answered with.
-#[derive(Debug, Clone, Copy)]
-enum Expect {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expect {
     /// Success without data.
     Done,
     /// The bytes of the unit at this offset: so many.
@@ -34,14 +34,14 @@ const UNKNOWN: Expect = Sense(5, 0x2000);
 const NO_UNIT: Expect = Sense(5, 0x2500);
 const LIST_LENGTH: Expect = Sense(5, 0x1a00);
 
-struct Case {
-    name: &'static str,
+pub(crate) struct Case {
+    pub(crate) name: &'static str,
     lun: u8,
     cdb: Vec<u8>,
     data: Option<Vec<u8>>,
     /// Number of bytes that the initiator is ready to receive.
     room: u32,
-    expect: Expect,
+    pub(crate) expect: Expect,
 }
 
 impl Case {
@@ -444,59 +444,64 @@ fn caching(flags: u8) -> Vec<u8> {
     list
 }
 
-fn check(case: &Case, answer: &Answer) {
-    let name = case.name;
-    let good = || assert_eq!((answer.status, answer.sense), (GOOD, None), "{name}: {answer:?}");
-    match case.expect {
-        Done => {
-            good();
-            assert!(answer.data.is_empty(), "{name}");
-        }
-        Bytes(offset, length) => {
-            good();
-            let expected: Vec<u8> = (offset..offset + length)
-                .map(|at| if at < DATA_END { pattern(at) } else { 0 })
-                .collect();
-            assert!(answer.data == expected, "{name}");
-        }
-        Length(length) => {
-            good();
-            assert_eq!(answer.data.len(), length, "{name}");
-        }
-        Starts(start) => {
-            good();
-            assert_eq!(
-                answer.data.get(..start.len()),
-                Some(start),
-                "{name}: {:x?}",
-                answer.data
-            );
-        }
-        Sense(key, code) => {
-            assert_eq!((answer.status, answer.sense), (CHECK, Some((key, code))), "{name}");
-            assert!(answer.data.is_empty(), "{name}");
-        }
+impl Case {
+    /// Executes the command.
+    pub(crate) fn run(&self, initiator: &mut Initiator) -> Answer {
+        let data = match &self.data {
+            Some(data) => Data::Out(data),
+            None => Data::In(self.room),
+        };
+        initiator.command(self.lun, &self.cdb, data)
     }
-    if case.data.is_none() && case.room > 0 && !matches!(case.expect, Sense(..)) {
-        let expected = i64::try_from(answer.data.len()).unwrap() - i64::from(case.room);
-        assert_eq!(answer.residual, expected, "{name}: the residual count");
+
+    /// Whether the answer is `expect`.
+    ///
+    /// # Errors
+    /// What the answer is instead.
+    pub(crate) fn check(&self, answer: &Answer, expect: Expect) -> Result<(), String> {
+        let is_good = (answer.status, answer.sense) == (GOOD, None);
+        let is_right = match expect {
+            Done => is_good && answer.data.is_empty(),
+            Bytes(offset, length) => {
+                let bytes = (offset..offset + length).map(|at| if at < DATA_END { pattern(at) } else { 0 });
+                is_good && answer.data == bytes.collect::<Vec<u8>>()
+            }
+            Length(length) => is_good && answer.data.len() == length,
+            Starts(start) => is_good && answer.data.starts_with(start),
+            Sense(key, code) => (answer.status, answer.sense) == (CHECK, Some((key, code))) && answer.data.is_empty(),
+        };
+        if !is_right {
+            let start = &answer.data[..answer.data.len().min(24)];
+            return Err(format!(
+                "status {:x}, sense {:x?}, {} bytes {start:x?} instead of {expect:x?}",
+                answer.status,
+                answer.sense,
+                answer.data.len()
+            ));
+        }
+        let is_read = self.data.is_none() && self.room > 0 && !matches!(expect, Sense(..));
+        let missing = i64::try_from(answer.data.len()).unwrap() - i64::from(self.room);
+        if is_read && answer.residual != missing {
+            return Err(format!("a residual count of {} instead of {missing}", answer.residual));
+        }
+        Ok(())
     }
+}
+
+pub(crate) fn command_cases() -> Vec<Case> {
+    reads().into_iter().chain(writes()).chain(reports()).collect()
 }
 
 #[test]
 fn every_command_has_the_answer_of_the_standards() {
     let target = start(Authentication::None);
     let mut initiator = Initiator::ready(&target);
-    let cases: Vec<Case> = reads().into_iter().chain(writes()).chain(reports()).collect();
     for sends_immediate in [true, false] {
         initiator.sends_immediate = sends_immediate;
-        for case in &cases {
-            let data = match &case.data {
-                Some(data) => Data::Out(data),
-                None => Data::In(case.room),
-            };
-            let answer = initiator.command(case.lun, &case.cdb, data);
-            check(case, &answer);
+        for case in command_cases() {
+            let answer = case.run(&mut initiator);
+            case.check(&answer, case.expect)
+                .unwrap_or_else(|wrong| panic!("{}: {wrong}", case.name));
         }
     }
 }

@@ -4,10 +4,13 @@ use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use crate::targets::{TARGET, TestTarget};
+use crate::targets::{Portal, TARGET, TestTarget};
 
 /// Timeout of a response, generous for a busy host.
 const PATIENCE: Duration = Duration::from_secs(20);
+
+/// No answer has more PDUs with data.
+const DATA_COUNT_MAX: u32 = 10_000;
 
 pub(crate) const NO_TAG: u32 = u32::MAX;
 
@@ -87,7 +90,7 @@ pub(crate) struct Initiator {
 }
 
 impl Initiator {
-    pub(crate) fn connect(target: &TestTarget) -> Self {
+    pub(crate) fn connect(target: &dyn Portal) -> Self {
         Self::on(target.connect())
     }
 
@@ -123,17 +126,27 @@ impl Initiator {
         initiator
     }
 
-    /// Logs in by one request in the operational stage.
+    /// Logs in by a request in the operational stage, and by others if the target has questions.
     pub(crate) fn log_in(&mut self, target: &str, keys: &[&str]) {
         let mut text = format!("InitiatorName={}\0SessionType=Normal\0TargetName={target}\0", self.name);
         for key in keys {
             text.push_str(key);
             text.push('\0');
         }
-        let response = self.login_request(0x87, text.as_bytes());
+        let mut response = self.login_request(0x87, text.as_bytes());
+        while response.header[1] & 0x80 == 0 && response.header[36] == 0 {
+            let asked = String::from_utf8(response.data).unwrap();
+            let answers = asked.split_terminator('\0').filter_map(|pair| answer_to(pair, keys));
+            response = self.login_request(0x87, answers.collect::<String>().as_bytes());
+        }
         assert_eq!(response.header[36..38], [0, 0], "the login succeeds");
         assert_eq!(response.header[1], 0x87);
         self.has_digests = keys.contains(&"DataDigest=CRC32C");
+    }
+
+    /// Sets the timeout of a response.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.stream.set_read_timeout(Some(patience)).unwrap();
     }
 
     /// Sends a login request, and returns the response.
@@ -256,6 +269,7 @@ impl Initiator {
                         "data is in order"
                     );
                     number += 1;
+                    assert!(number <= DATA_COUNT_MAX, "data without end");
                     data.extend(&pdu.data);
                     if pdu.header[1] & 1 != 0 {
                         return answer(&pdu, data, &[]);
@@ -286,6 +300,18 @@ impl Initiator {
             self.send(&pdu);
         }
     }
+}
+
+/// The answer to a question of a target: its own value, without digests. None if the target declares a value, or
+/// answers one of `keys`.
+fn answer_to(pair: &str, keys: &[&str]) -> Option<String> {
+    let (key, value) = pair.split_once('=')?;
+    let is_declared = key.starts_with("Target") || key == "MaxRecvDataSegmentLength";
+    if is_declared || keys.iter().any(|own| own.split('=').next() == Some(key)) {
+        return None;
+    }
+    let value = if key.ends_with("Digest") { "None" } else { value };
+    Some(format!("{key}={value}\0"))
 }
 
 fn answer(pdu: &RawPdu, data: Vec<u8>, sense: &[u8]) -> Answer {

@@ -6,6 +6,7 @@ mod command_cases;
 mod device_cases;
 mod initiator;
 mod limits;
+mod lio;
 mod login_cases;
 mod programs;
 mod registry_cases;

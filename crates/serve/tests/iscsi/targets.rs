@@ -22,6 +22,12 @@ pub(crate) fn pattern(offset: usize) -> u8 {
     u8::try_from((offset / 512 * 7 + offset % 251) % 256).unwrap()
 }
 
+/// A target that initiators connect to: ours, or one of others.
+pub(crate) trait Portal {
+    /// A new connection to the server.
+    fn connect(&self) -> UnixStream;
+}
+
 /// A server on devices in memory.
 pub(crate) struct TestTarget {
     pub(crate) server: TargetServer,
@@ -100,9 +106,8 @@ pub(crate) fn device() -> Arc<MemoryDevice> {
     Arc::new(device)
 }
 
-impl TestTarget {
-    /// A new connection to the server.
-    pub(crate) fn connect(&self) -> UnixStream {
+impl Portal for TestTarget {
+    fn connect(&self) -> UnixStream {
         let (ours, theirs) = UnixStream::pair().unwrap();
         self.server.serve(Socket::Unix(theirs)).unwrap();
         ours

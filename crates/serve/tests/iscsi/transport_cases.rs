@@ -3,7 +3,7 @@
 use holdfast_serve::iscsi::Authentication;
 
 use crate::initiator::{Answer, Data, GOOD, Initiator, NO_TAG, RawPdu};
-use crate::targets::{TARGET, TestTarget, start};
+use crate::targets::{Portal, TARGET, TestTarget, start};
 
 fn ready() -> (TestTarget, Initiator) {
     let target = start(Authentication::None);
@@ -19,6 +19,11 @@ fn assert_alive(initiator: &mut Initiator) {
 #[test]
 fn large_transfers_use_several_requests_and_bursts() {
     let target = start(Authentication::None);
+    large_transfers_are_the_same_at(&target);
+}
+
+/// Writes and reads with several combinations of parameters.
+pub(crate) fn large_transfers_are_the_same_at(target: &dyn Portal) {
     for keys in [
         &[
             "MaxBurstLength=4096",
@@ -30,9 +35,14 @@ fn large_transfers_use_several_requests_and_bursts() {
             "MaxOutstandingR2T=8",
             "MaxRecvDataSegmentLength=65536",
         ],
-        &["HeaderDigest=CRC32C", "DataDigest=CRC32C", "ImmediateData=No"],
+        &[
+            "HeaderDigest=CRC32C",
+            "DataDigest=CRC32C",
+            "ImmediateData=No",
+            "MaxRecvDataSegmentLength=8192",
+        ],
     ] {
-        let mut initiator = Initiator::connect(&target);
+        let mut initiator = Initiator::connect(target);
         initiator.log_in(TARGET, keys);
         initiator.sends_immediate = false;
         initiator.command(0, &[0; 6], Data::None);

@@ -34,16 +34,8 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
         ContainerError::Program { package, .. } => {
             advice(Exit::Error, Kind::Io, format!("the package {package} has the program"))
         }
-        ContainerError::LoopDevice { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => advice(
-            Exit::Error,
-            Kind::Permission,
-            "run it as root, or use --disk to get the disk as a raw file",
-        ),
-        ContainerError::LoopDevice { .. } => advice(
-            Exit::Error,
-            Kind::Unsupported,
-            "the kernel module loop, of Linux 5.8 or later, is needed (modprobe loop); --disk gives the disk as a raw file",
-        ),
+        ContainerError::LoopDevice { source, .. } => loop_device_advice(source.kind()),
+        ContainerError::NbdDevice { source, .. } => nbd_device_advice(source.kind()),
         ContainerError::Mount { .. } => advice(
             Exit::Error,
             Kind::Io,
@@ -163,5 +155,31 @@ fn server_advice(failure: ServerFailure) -> Advice {
             "use --no-freeze for a snapshot of the disk as after a power failure",
         ),
         ServerFailure::Io => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn loop_device_advice(kind: std::io::ErrorKind) -> Advice {
+    match kind {
+        std::io::ErrorKind::PermissionDenied => advice(
+            Exit::Error,
+            Kind::Permission,
+            "run it as root, or use --disk to get the disk as a raw file",
+        ),
+        _ => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "the kernel module loop, of Linux 5.8 or later, is needed (modprobe loop); --disk gives the disk as a raw file",
+        ),
+    }
+}
+
+fn nbd_device_advice(kind: std::io::ErrorKind) -> Advice {
+    match kind {
+        std::io::ErrorKind::PermissionDenied => advice(Exit::Error, Kind::Permission, "run it as root"),
+        _ => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "the kernel module nbd, of Linux 5.14 or later, is needed (modprobe nbd); without --through nbd, the disk is served over FUSE",
+        ),
     }
 }

@@ -372,6 +372,10 @@ fn the_helper_of_mount_translates_options() {
             "container mount --disk --allow-other -- /c /m",
         ),
         (
+            &["/c", "/m", "-o", "through=nbd"],
+            "container mount --through nbd -- /c /m",
+        ),
+        (
             &["/c", "/m", "-o", "auto,nouser,nousers,noowner,nogroup"],
             "container mount -- /c /m",
         ),

@@ -88,23 +88,6 @@ impl<'a> Container<'a> {
     fn unmount(&self) {
         self.rig.ok(&["container", "unmount", self.name]);
     }
-
-    /// Kills the worker that serves the disk. None if there is none at this moment.
-    fn kill_worker(&self) -> Option<()> {
-        let folder = self.rig.path(self.name).canonicalize().unwrap();
-        for entry in std::fs::read_dir("/proc").unwrap() {
-            let entry = entry.unwrap();
-            let Ok(id) = entry.file_name().to_string_lossy().parse::<i32>() else {
-                continue;
-            };
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
-            if words.contains(&&b"mount-worker"[..]) && words.contains(&text(&folder).as_bytes()) {
-                return kill_process(Pid::from_raw(id).unwrap(), Signal::KILL).ok();
-            }
-        }
-        None
-    }
 }
 
 impl Drop for Container<'_> {
@@ -115,6 +98,23 @@ impl Drop for Container<'_> {
             println!("{}", self.messages());
         }
     }
+}
+
+/// Kills the worker that serves the disk. None if there is none at this moment.
+pub(super) fn kill_worker(rig: &Rig, container: &str) -> Option<()> {
+    let folder = rig.path(container).canonicalize().unwrap();
+    for entry in std::fs::read_dir("/proc").unwrap() {
+        let entry = entry.unwrap();
+        let Ok(id) = entry.file_name().to_string_lossy().parse::<i32>() else {
+            continue;
+        };
+        let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+        if words.contains(&&b"mount-worker"[..]) && words.contains(&text(&folder).as_bytes()) {
+            return kill_process(Pid::from_raw(id).unwrap(), Signal::KILL).ok();
+        }
+    }
+    None
 }
 
 fn layer_count(info: &Value) -> usize {
@@ -499,7 +499,7 @@ fn survives_kills(seed: u64, kills: u64) {
         let mut killed = 0;
         while killed < kills {
             clock.sleep(Duration::from_millis(20 + random.below(300)));
-            if container.kill_worker().is_some() {
+            if kill_worker(container.rig, container.name).is_some() {
                 killed += 1;
             }
             if writer.is_finished() {

@@ -11,9 +11,9 @@ use crate::rig::{Rig, noise};
 const SIZE: usize = 3 << 20;
 
 /// A server, stopped on drop.
-struct Serving {
+pub(super) struct Serving {
     child: Child,
-    uris: Vec<String>,
+    pub(super) uris: Vec<String>,
 }
 
 impl Serving {
@@ -36,7 +36,7 @@ impl Serving {
         )
     }
 
-    fn run(rig: &Rig, words: &[&str], count: usize) -> Self {
+    pub(super) fn run(rig: &Rig, words: &[&str], count: usize) -> Self {
         let mut child = rig.command(words).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let uris = lines
@@ -52,9 +52,14 @@ impl Serving {
         self.stop_with(0);
     }
 
-    fn stop_with(mut self, code: i32) {
+    pub(super) fn stop_with(mut self, code: i32) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
         assert_eq!(self.child.wait().unwrap().code(), Some(code));
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 }
 

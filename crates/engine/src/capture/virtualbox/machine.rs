@@ -2,9 +2,10 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use holdfast_block::open_past_leases;
 use holdfast_hardware::virtualbox::{Medium, MediumKind, Settings, media, read, read_at, settings};
 use holdfast_hardware::{DiskKind as HardwareKind, Machine, Platform, Translated, Untranslated, adapt};
 use holdfast_host::virtualbox::{MachineInfo, VBoxManage, VirtualBoxState};
@@ -13,7 +14,7 @@ use holdfast_host::{
     writers_of_files,
 };
 use holdfast_image::{Backing, OpenOptions};
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::process::geteuid;
 
 use super::media::{chain_of, format_of};
@@ -253,8 +254,8 @@ pub(crate) fn targets(machine: &Machine) -> Vec<String> {
 
 /// Opens a file that settings name. Any user may have written the settings, and opening a pipe would block.
 pub(super) fn open_regular(path: &Path) -> std::io::Result<File> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    let open = |flags| rustix::fs::open(path, flags, Mode::empty());
+    let file = File::from(open_past_leases(OFlags::CLOEXEC, open)?);
     if file.metadata()?.is_file() {
         Ok(file)
     } else {

@@ -38,6 +38,14 @@ pub enum ContainerError {
         /// The operating system's reason.
         source: std::io::Error,
     },
+    /// The disk cannot become a block device of NBD.
+    #[error("make an NBD device of {}", container.display())]
+    NbdDevice {
+        /// The container.
+        container: PathBuf,
+        /// The operating system's reason.
+        source: std::io::Error,
+    },
     /// The file system cannot be mounted.
     #[error("mount the {kind} on {}", folder.display())]
     Mount {

@@ -4,7 +4,9 @@ mod content;
 mod image;
 mod names;
 mod snapshots;
+mod supervision;
 mod tree;
+mod worker;
 mod writable;
 
 use std::os::fd::OwnedFd;
@@ -20,8 +22,10 @@ use holdfast_serve::fuse::{Directory, FileAccess, FileTree, FuseServer, MountEve
 
 pub use self::image::{ImageMount, MountedImage};
 pub use self::snapshots::{MountContent, MountRequest, MountedContent, mount};
-pub use self::writable::{ImageWorkerRequest, WorkerLauncher, WritableImageMount, serve_writable_image};
-pub(crate) use self::writable::{MountUser, Supervision, WorkerFiles, serve_as_worker};
+pub use self::supervision::WorkerLauncher;
+pub(crate) use self::supervision::{DiskPlace, MountUser, Supervision};
+pub(crate) use self::worker::{WorkerDisk, WorkerFiles, serve_as_worker};
+pub use self::writable::{ImageWorkerRequest, WritableImageMount, serve_writable_image};
 use crate::job::{Error, Job, Result};
 
 /// The interval between two checks for the end of the mount.

@@ -11,6 +11,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use holdfast_block::open_past_leases;
 use rustix::fs::{FlockOperation, Mode, OFlags, ResolveFlags, flock, ioctl_ficlone, openat2};
 
 use super::folder::{SNAPSHOT_FOLDER, SnapshotFolder, check_name, file_error, make_folder, sync_folder};
@@ -33,9 +34,10 @@ pub struct Reflink {
 
 /// Clones a file below a folder. The owner of the folder may create links anywhere, so no link is followed.
 fn clone_below(folder: &File, file: &Path, to: &Path) -> std::io::Result<()> {
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-    let from = File::from(openat2(folder, file, flags, Mode::empty(), resolve)?);
+    let open = |flags| openat2(folder, file, flags, Mode::empty(), resolve);
+    let from = File::from(open_past_leases(flags, open)?);
     if !from.metadata()?.is_file() {
         return Err(std::io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
     }

@@ -29,7 +29,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use holdfast_block::to_usize;
+use holdfast_block::{open_past_leases, to_usize};
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Timespec, Timestamps, UTIME_NOW, fstat, fstatvfs, futimens, openat, statat,
     unlinkat,
@@ -127,11 +127,14 @@ impl DirectoryStore {
 
     /// Opens the file of an object, which must be a regular one.
     fn open_object(&self, name: &ObjectName) -> Result<File> {
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NOCTTY;
         let file = self
             .tree
             .open_folder(&tree::folders(name))
-            .and_then(|folder| Ok(File::from(openat(folder, name.name(), flags, Mode::empty())?)))
+            .and_then(|folder| {
+                let open = |flags| openat(&folder, name.name(), flags, Mode::empty());
+                Ok(File::from(open_past_leases(flags, open)?))
+            })
             .and_then(|file| match file.metadata()? {
                 regular if regular.is_file() => Ok(file),
                 _ => Err(IoError::from(Errno::LOOP)),

@@ -36,6 +36,10 @@ impl Verb for MountContainerArgs {
             wish: "Use the disk as a raw file, without root",
             line: "holdfast container mount /srv/web1 /mnt/disk --disk",
         },
+        Example {
+            wish: "Mount a container without FUSE and a loop device",
+            line: "holdfast container mount /srv/web1 /mnt/web1 --through nbd",
+        },
     ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Progress];
 

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use holdfast_engine::{ContainerMountRequest, ContainerPlace, MountedDisk};
+use holdfast_engine::{ContainerMountRequest, ContainerPlace, DiskTransport, MountedDisk};
 use holdfast_host::fuse_mount::MountReaders;
 
 use super::ContainerArg;
@@ -25,8 +25,38 @@ pub(super) struct MountContainerArgs {
     /// Show the disk as a raw file instead of mounting its file system; needs no root
     #[arg(long)]
     pub(super) disk: bool,
+    /// What makes a block device of the disk
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t, conflicts_with_all = ["disk", "snapshot"])]
+    pub(super) through: TransportArg,
     #[command(flatten)]
     pub(super) options: MountOptionArgs,
+}
+
+/// What makes a block device of the disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(super) enum TransportArg {
+    /// A file of FUSE, and a loop device
+    #[default]
+    Fuse,
+    /// The NBD client of the kernel
+    Nbd,
+}
+
+impl TransportArg {
+    pub(super) fn transport(self) -> DiskTransport {
+        match self {
+            Self::Fuse => DiskTransport::Fuse,
+            Self::Nbd => DiskTransport::Nbd,
+        }
+    }
+
+    /// The words that pass it on to another process.
+    pub(super) fn words(self) -> &'static [&'static str] {
+        match self {
+            Self::Fuse => &[],
+            Self::Nbd => &["--through", "nbd"],
+        }
+    }
 }
 
 impl MountContainerArgs {
@@ -43,6 +73,7 @@ impl MountContainerArgs {
             place: self.container.place(context)?,
             folder: folder.to_owned(),
             disk: self.mounted_disk(),
+            transport: self.through.transport(),
             readers: self.readers(),
         })
     }
@@ -67,6 +98,7 @@ impl MountContainerArgs {
         if self.disk {
             words.push("--disk".into());
         }
+        words.extend(self.through.words().iter().map(OsString::from));
         if self.options.allow_other {
             words.push("--allow-other".into());
         }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use holdfast_engine::{
     ContainerMount, ContainerWorkerRequest, MountedDisk, MountedSnapshot, ServeUntil, SnapshotServeRequest,
@@ -10,7 +11,7 @@ use holdfast_engine::{
 };
 use holdfast_host::{HandedProcess, LineProcess};
 
-use super::mount_args::MountContainerArgs;
+use super::mount_args::{MountContainerArgs, TransportArg};
 use super::{ContainerArg, container_tools};
 use crate::args::Example;
 use crate::commands::verb::Verb;
@@ -63,6 +64,7 @@ pub(super) fn serve_container_mount(
         let mut words: Vec<OsString> = vec!["container".into(), "mount-worker".into()];
         words.extend([request.place.folder.clone().into(), mount.disk_folder().into()]);
         words.extend(["--predecessors".into(), predecessor_count.to_string().into()]);
+        words.extend(args.through.words().iter().map(OsString::from));
         if !args.options.foreground {
             words.push("--background".into());
         }
@@ -82,6 +84,9 @@ pub(super) struct ContainerWorkerArgs {
     /// Number of workers that have ended
     #[arg(long, value_name = "COUNT", default_value = "0")]
     predecessors: u32,
+    /// What makes a block device of the disk
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t)]
+    through: TransportArg,
     /// Detach from standard error when the disk can be used
     #[arg(long)]
     background: bool,
@@ -100,6 +105,7 @@ impl Verb for ContainerWorkerArgs {
             place: self.container.place(context)?,
             disk_folder: self.folder.clone(),
             predecessor_count: self.predecessors,
+            transport: self.through.transport(),
             device: handed(&std::io::stdin())?,
             log: handed(&std::io::stdout())?.into(),
             events: context.mount_events(),
@@ -109,6 +115,7 @@ impl Verb for ContainerWorkerArgs {
                 LineProcess::start(&program.into(), &words)
             },
             tools: Box::new(container_tools(context)),
+            clock: Arc::clone(context.clock()),
         };
         let mut left = Ok(());
         let mut ready = || {
