@@ -8,12 +8,14 @@
 
 mod document;
 mod edits;
+mod staged;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
-use super::folder::{CONTAINER_FILE, ChainFolder, staged_name};
+pub(crate) use self::staged::StagedTree;
+use super::folder::{CONTAINER_FILE, ChainFolder};
 use crate::error::corrupt;
 use crate::formats::ploop::descriptor::FILE_NAME as DESCRIPTOR_FILE;
 use crate::model::info::DeltaKind;
@@ -358,13 +360,6 @@ impl ContainerTree {
             && !self.layers.iter().any(|layer| layer.file == name)
     }
 
-    /// Whether `name` is a file that [`stage`](Self::stage) writes.
-    pub(crate) fn is_staged(name: &str) -> bool {
-        [CONTAINER_FILE, DESCRIPTOR_FILE]
-            .iter()
-            .any(|file| name == staged_name(file))
-    }
-
     /// The folders with memory that snapshots list.
     pub(crate) fn memory_folders(&self) -> Vec<&str> {
         let properties = self.snapshots.values().map(|entry| &entry.properties);
@@ -404,29 +399,6 @@ impl ContainerTree {
         }
     }
 
-    /// Stages the tree in place of `old`: [`put`](StagedTree::put) shows it. Entries of layers that no descriptor lists
-    /// are ignored, so they are stored at once.
-    pub(crate) fn stage(&self, folder: &dyn ChainFolder, old: &Self) -> Result<StagedTree> {
-        let entries = document::encode(self);
-        let (name, bytes) = match &self.listing {
-            Listing::Container => (CONTAINER_FILE, entries),
-            Listing::Descriptor(descriptor) => {
-                if entries != document::encode(old) {
-                    folder.replace(CONTAINER_FILE, &entries)?;
-                }
-                (DESCRIPTOR_FILE, descriptor.as_text().as_bytes().to_vec())
-            }
-        };
-        folder.stage(name, &bytes)?;
-        // The rename may become durable at any time: the new layer must be there by then.
-        folder.sync()?;
-        Ok(StagedTree {
-            name,
-            old: old.clone(),
-            tree: self.clone(),
-        })
-    }
-
     /// Stores a tree whose layers are listed by `container.json`, whatever is stored.
     pub(crate) fn store_again(&self, folder: &dyn ChainFolder) -> Result<()> {
         folder.replace(CONTAINER_FILE, &document::encode(self))
@@ -439,35 +411,6 @@ impl ContainerTree {
             Listing::Descriptor(descriptor) => folder.replace(DESCRIPTOR_FILE, descriptor.as_text().as_bytes()),
             Listing::Container => Ok(()),
         }
-    }
-}
-
-/// A tree that is stored beside the valid one.
-pub(crate) struct StagedTree {
-    /// The file that lists the layers.
-    name: &'static str,
-    old: ContainerTree,
-    tree: ContainerTree,
-}
-
-impl StagedTree {
-    /// The tree, if it still replaces `old`.
-    pub(crate) fn in_place_of(&self, old: &ContainerTree) -> Option<ContainerTree> {
-        (self.old == *old).then(|| self.tree.clone())
-    }
-
-    /// Makes it the valid one; durably after the next sync of the folder.
-    ///
-    /// # Errors
-    /// The stored tree may be the old or the new one.
-    pub(crate) fn put(&self, folder: &dyn ChainFolder) -> Result<()> {
-        folder.put_staged(self.name)
-    }
-
-    /// Deletes the file.
-    pub(crate) fn discard(self, folder: &dyn ChainFolder) {
-        // A leftover is deleted when the container is opened again.
-        folder.remove(&staged_name(self.name)).ok();
     }
 }
 
