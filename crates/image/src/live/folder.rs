@@ -150,7 +150,11 @@ impl ChainFolder for HostFolder {
     fn stage(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let staged = self.path(&staged_name(name));
         let old = self.path(name).metadata().ok();
-        write_new_file(&staged, bytes, old.as_ref()).map_err(|source| Error::io("write", &staged, source))
+        write_new_file(&staged, bytes, old.as_ref()).map_err(|source| {
+            // A full disk gets its space back. The first error is the one to report.
+            std::fs::remove_file(&staged).ok();
+            Error::io("write", &staged, source)
+        })
     }
 
     fn put_staged(&self, name: &str) -> Result<()> {

@@ -48,13 +48,19 @@ impl ContainerTree {
             }
         };
         folder.stage(name, &bytes)?;
-        // The rename may become durable at any time: the new layer must be there by then.
-        folder.sync()?;
-        Ok(StagedTree {
+        let staged = StagedTree {
             name,
             old: old.clone(),
             tree: self.clone(),
-        })
+        };
+        // The rename may become durable at any time: the new layer must be there by then.
+        match folder.sync() {
+            Ok(()) => Ok(staged),
+            Err(error) => {
+                staged.discard(folder);
+                Err(error)
+            }
+        }
     }
 
     /// Whether `name` is a file that [`stage`](Self::stage) writes.
