@@ -61,6 +61,14 @@ fn group(target: &str) -> PathBuf {
     Path::new(CONFIGURATION).join("iscsi").join(target).join("tpgt_1")
 }
 
+/// The initiators that a target admits.
+#[derive(Debug, Clone, Copy)]
+enum Admission {
+    Everyone,
+    /// Only [`FRIEND`].
+    Friend,
+}
+
 impl Lio {
     /// `None`, with the reason printed, if the kernel has no LIO.
     fn start() -> Option<Self> {
@@ -83,8 +91,8 @@ impl Lio {
         for name in UNITS {
             lio.add_store(name);
         }
-        lio.add_target(TARGET, &UNITS, true);
-        lio.add_target(PRIVATE, &UNITS[1..2], false);
+        lio.add_target(TARGET, &UNITS, Admission::Everyone);
+        lio.add_target(PRIVATE, &UNITS[1..2], Admission::Friend);
         Some(lio)
     }
 
@@ -107,12 +115,15 @@ impl Lio {
         }
     }
 
-    fn add_target(&self, name: &str, units: &[&str], is_public: bool) {
+    fn add_target(&self, name: &str, units: &[&str], admission: Admission) {
         let group = group(name);
         make(group.parent().unwrap());
         make(&group);
         make(&group.join("np").join(self.address.to_string()));
-        let initiator = if is_public { INITIATOR } else { FRIEND };
+        let (initiator, generates_entries) = match admission {
+            Admission::Everyone => (INITIATOR, "1"),
+            Admission::Friend => (FRIEND, "0"),
+        };
         let access = group.join("acls").join(initiator);
         make(&access);
         for (number, unit) in units.iter().enumerate() {
@@ -125,10 +136,9 @@ impl Lio {
                 set(&access.join(&lun).join("write_protect"), "1");
             }
         }
-        let public = if is_public { "1" } else { "0" };
         for (attribute, value) in [
             ("authentication", "0"),
-            ("generate_node_acls", public),
+            ("generate_node_acls", generates_entries),
             ("demo_mode_write_protect", "0"),
         ] {
             set(&group.join("attrib").join(attribute), value);
