@@ -11,7 +11,7 @@ mod system;
 
 pub use hypervisor::{agent, domain_xml, virtualbox, xapi};
 pub use qemu::qmp;
-pub use storage::{changed_blocks, freeze, fuse_mount, loop_device, nbd_device, provider};
+pub use storage::{changed_blocks, freeze, fuse_mount, grace_periods, loop_device, nbd_device, provider};
 
 pub use hypervisor::bare::{BareQemu, WITHOUT_UUID};
 pub use hypervisor::error::{Error, Result};

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use holdfast_host::LineProcess;
 use holdfast_host::freeze::{FrozenFileSystem, sync_file_system, thaw_file_system};
+use holdfast_host::grace_periods;
 
 use crate::job::{Error, Result};
 
@@ -82,6 +83,8 @@ pub fn serve_freezer(point: &Path, input: &mut dyn BufRead, output: &mut dyn Wri
         path: PathBuf::from(point),
         source,
     };
+    // Also after a predecessor that was killed while it froze.
+    grace_periods::reset_abandoned(Path::new(grace_periods::SWITCH)).ok();
     let mut frozen = None;
     let mut line = String::new();
     while input.read_line(&mut line).is_ok_and(|count| count > 0) {

@@ -1,10 +1,11 @@
-//! Leftovers of containers: mounts without a server, and snapshots of killed backups.
+//! Leftovers of containers: mounts without a server, short grace periods of a killed freeze, and snapshots of killed
+//! backups.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use holdfast_block::error_text;
-use holdfast_host::{MachineState, MachineSummary};
+use holdfast_host::{MachineState, MachineSummary, grace_periods};
 use holdfast_image::{ContainerLock, ContainerTree, is_container};
 
 use super::leftovers::AGE_MIN_MS;
@@ -45,6 +46,9 @@ pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
                 RuntimeState::Unmounted | RuntimeState::Served => {}
             }
         }
+    }
+    if request.everything {
+        seen.has_short_grace_periods = grace_periods::is_abandoned(Path::new(grace_periods::SWITCH));
     }
     let noted = seen.places.iter().map(|place| place.place.clone());
     folders.extend(noted.filter(|place| is_container(place)).map(canonical));
@@ -103,6 +107,7 @@ fn is_used(folder: &Path) -> bool {
 
 pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = seen.runtime_remains.iter().map(of_runtime).collect();
+    findings.extend(seen.has_short_grace_periods.then(of_grace_periods));
     for container in &seen.containers {
         findings.extend(of_container(seen, container, notes));
     }
@@ -148,6 +153,20 @@ fn of_runtime(remains: &RuntimeRemains) -> Finding {
         since_ms: remains.changed_ms,
         is_danger: !points.is_empty(),
         remedy: Action::Repair(Repair::ClearRuntime(remains.folder.clone()), words.to_owned()),
+    }
+}
+
+fn of_grace_periods() -> Finding {
+    Finding {
+        machine: None,
+        kind: FindingKind::Leftover,
+        what: format!(
+            "{} is still set by a process that was killed while it froze a container: the kernel interrupts all processors more often than it has to",
+            grace_periods::SWITCH
+        ),
+        since_ms: None,
+        is_danger: false,
+        remedy: Action::Repair(Repair::ResetGracePeriods, "set it to 0".to_owned()),
     }
 }
 
@@ -215,6 +234,15 @@ pub(super) fn clear_runtime(folder: &Path, job: Job<'_>) -> Result<String, Strin
     clear_runtime_remains(folder, job.clock)
         .map(|()| format!("unmounted and deleted {}", folder.display()))
         .map_err(|error| format!("{}: {error}", folder.display()))
+}
+
+pub(super) fn reset_grace_periods() -> Result<String, String> {
+    let switch = grace_periods::SWITCH;
+    match grace_periods::reset_abandoned(Path::new(switch)) {
+        Ok(true) => Ok(format!("set {switch} to 0")),
+        Ok(false) => Ok(format!("another process has reset {switch}")),
+        Err(error) => Err(format!("{switch}: {error}")),
+    }
 }
 
 pub(super) fn delete_layers(
@@ -342,5 +370,19 @@ mod tests {
         let leftover = (FindingKind::Leftover, false);
         assert_eq!(shown, [(FindingKind::ContainerMount, true), leftover, leftover]);
         assert!(findings[0].what.contains("/mnt/web1"));
+    }
+
+    #[test]
+    fn short_grace_periods_of_a_killed_freeze_are_reset() {
+        let seen = Seen {
+            has_short_grace_periods: true,
+            ..Seen::default()
+        };
+        let findings = diagnose(&seen, &mut Vec::new());
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        assert!(matches!(finding.remedy, Action::Repair(Repair::ResetGracePeriods, _)));
+        assert!(finding.what.starts_with("/sys/kernel/rcu_expedited is still set"));
     }
 }

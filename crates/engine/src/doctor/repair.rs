@@ -60,6 +60,7 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
             uuids,
         } => pool::remove_kept_disks(request, title, purpose, uuids),
         Repair::ClearRuntime(folder) => containers::clear_runtime(folder, job),
+        Repair::ResetGracePeriods => containers::reset_grace_periods(),
         Repair::DeleteContainerSnapshots { folder, ids } => containers::delete_layers(request, folder, ids, job),
         Repair::DeleteUnfinishedContainer(folder) => containers::delete_partial(folder),
         Repair::ForgetStates => repair_host::forget_states(request, job),

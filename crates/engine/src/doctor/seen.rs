@@ -43,6 +43,8 @@ pub(super) struct Seen {
     pub(super) pools: Vec<SeenPool>,
     /// Folders for mounts of containers whose processes have ended.
     pub(super) runtime_remains: Vec<RuntimeRemains>,
+    /// Whether a freeze that was killed has left the kernel with short grace periods.
+    pub(super) has_short_grace_periods: bool,
     /// Containers with snapshots of backups.
     pub(super) containers: Vec<SeenContainer>,
     /// Repositories that no longer exist, according to the user.
@@ -471,6 +473,8 @@ pub enum Repair {
     },
     /// Unmount the disk of a container whose server is dead, and delete the folder of the mount.
     ClearRuntime(PathBuf),
+    /// Reset the switch of the kernel for grace periods.
+    ResetGracePeriods,
     /// Delete snapshots of a container that no backup needs.
     DeleteContainerSnapshots {
         /// The container.

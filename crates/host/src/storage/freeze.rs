@@ -9,6 +9,8 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, Updater, ioctl, opcode};
 
+use super::grace_periods::{SWITCH, ShortGracePeriods};
+
 const FREEZE: Opcode = opcode::read_write::<u32>(b'X', 119);
 const THAW: Opcode = opcode::read_write::<u32>(b'X', 120);
 const TRIM: Opcode = opcode::read_write::<TrimRange>(b'X', 121);
@@ -42,6 +44,7 @@ impl FrozenFileSystem {
     /// The file system cannot be frozen, is frozen already, or the user is not root.
     pub fn freeze(folder: &Path) -> std::io::Result<Self> {
         let folder = File::open(folder)?;
+        let _short = ShortGracePeriods::begin(Path::new(SWITCH));
         // SAFETY: FREEZE ignores its argument.
         unsafe { ioctl(&folder, Setter::<FREEZE, u32>::new(0)) }?;
         Ok(Self { folder })
