@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_block::{Clock, error_text};
+use holdfast_block::{BlockDeviceMut as _, Clock, error_text};
 use holdfast_host::Tools;
 use holdfast_image::{Continue, LiveChain, LiveOptions, MEMORY_PROPERTY, MergeObserver, MergeProgress, NewSnapshot};
 use holdfast_serve::fuse::MountEvents;
@@ -28,6 +29,9 @@ use super::traffic::CountedDisk;
 use crate::job::error::{ContainerError, MemoryProblem, ServerFailure};
 use crate::job::{Error, Job, Result};
 use crate::restore::mount::{LOOK_INTERVAL, WorkerFiles, serve_as_worker};
+
+/// Time between two flushes while the file system is synced.
+const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Connections at a time; each request is short, except merges.
 const CONNECTION_COUNT_MAX: usize = 16;
@@ -222,7 +226,7 @@ impl ControlServer<'_> {
         let clock = self.job.clock;
         let mut started = match consistency {
             Consistency::Crash => None,
-            _ => Some(self.start_freezer()),
+            _ => Some(self.while_flushing(|| self.start_freezer())),
         };
         if let (Some(Err(reason)), Consistency::Frozen) = (&started, consistency) {
             return Err(self.not_frozen(reason.clone()));
@@ -233,7 +237,7 @@ impl ControlServer<'_> {
         prepared.stage()?;
         if let Some(Ok((_, freezer))) = &mut started {
             // What was written while the snapshot was prepared. The freeze reports the error.
-            freezer.sync().ok();
+            self.while_flushing(|| freezer.sync()).ok();
         }
         let start = clock.now();
         let frozen = started.map(|started| {
@@ -269,6 +273,24 @@ impl ControlServer<'_> {
             paused_us: u64::try_from(paused.as_micros()).unwrap_or(u64::MAX),
             not_frozen,
             thaw_failure,
+        })
+    }
+
+    /// Flushes the disk before and during `sync`, which syncs the file system.
+    ///
+    /// A loop device executes no other request during a flush. So as little as possible is left for the one that it
+    /// gets from the file system.
+    fn while_flushing<T>(&self, sync: impl FnOnce() -> T) -> T {
+        let flush = || self.disk.chain().flush().ok();
+        flush();
+        std::thread::scope(|scope| {
+            let (_synced, is_synced) = mpsc::channel::<()>();
+            scope.spawn(move || {
+                while is_synced.recv_timeout(FLUSH_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    flush();
+                }
+            });
+            sync()
         })
     }
 
