@@ -6,7 +6,8 @@
 Needs root, FUSE, loop devices, fio, qemu-storage-daemon and nbdfuse (libnbd-bin). Parts:
 
 - snapshots: a program writes 4 KiB blocks to a file of the mounted container while snapshots
-  are taken and deleted; the longest time without a completed write around each snapshot counts.
+  are taken and deleted; the longest time without a completed write during each snapshot counts, and the longest during
+  a time of the same length without one.
 - reads: direct reads of the disk by fio, in turn with the peers on the same image, through the page cache of the host;
   medians of the rounds.
 - chain: random reads and writes of a file on ext4 in a container with five layers, and on ext4 in a raw image behind the
@@ -16,6 +17,7 @@ Needs root, FUSE, loop devices, fio, qemu-storage-daemon and nbdfuse (libnbd-bin
 """
 
 import argparse
+import bisect
 import json
 import mmap
 import os
@@ -216,7 +218,9 @@ class Writer:
 
     def gap(self, start, end):
         """The longest time without a completed write, in ms."""
-        ends = [at for at in list(self.ends) if start - 0.5 <= at <= end + 0.5]
+        ends = list(self.ends)
+        first = max(bisect.bisect_left(ends, start) - 1, 0)
+        ends = ends[first : bisect.bisect_right(ends, end) + 1]
         return max((later - earlier for earlier, later in zip(ends, ends[1:])), default=0) * 1000
 
     def rate(self, start, end):
@@ -237,22 +241,24 @@ def measure_snapshots(holdfast, folder, arguments):
     time.sleep(2)
     start = time.monotonic()
     time.sleep(2)
-    calm = writer.gap(start, time.monotonic())
     rate = writer.rate(start, time.monotonic())
-    gaps, paused, merging = [], [], []
+    gaps, calm, paused, merging = [], [], [], []
     for number in range(arguments.snapshots):
         start = time.monotonic()
         paused.append(run(holdfast, "container", "snapshot", container, f"s{number}")["paused_ms"])
-        time.sleep(0.6)
-        gaps.append(writer.gap(start, start + 0.1))
+        end = time.monotonic()
+        time.sleep(0.3 + end - start)
+        gaps.append(writer.gap(start, end))
+        calm.append(writer.gap(end + 0.2, end + 0.2 + end - start))
         if number > 0:
             start = time.monotonic()
             run(holdfast, "container", "delete", container, f"s{number - 1}")
             merging.append(writer.rate(start, time.monotonic()) / rate)
     writer.close()
     run(holdfast, "container", "unmount", container)
-    print(f"writes: {rate:.0f}/s, longest gap without snapshots {calm:.1f} ms")
-    print(f"snapshots: writes stand still p50 {statistics.median(gaps):.1f} ms, max {max(gaps):.1f} ms")
+    print(f"writes: {rate:.0f}/s")
+    for what, found in (("snapshots", gaps), ("as long without", calm)):
+        print(f"{what}: writes stand still p50 {statistics.median(found):.1f} ms, max {max(found):.1f} ms")
     print(f"snapshots: frozen p50 {statistics.median(paused):.1f} ms, max {max(paused):.1f} ms")
     if merging:
         print(f"merges: rate of writes while they run, median {statistics.median(merging):.2f} x")
