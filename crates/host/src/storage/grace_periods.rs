@@ -91,15 +91,17 @@ fn set(path: &Path, value: u32) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::path::PathBuf;
 
-    use super::{OWN_VALUE, ShortGracePeriods, is_abandoned, reset_abandoned, value};
+    use super::{OWN_VALUE, ShortGracePeriods, is_abandoned, reset_abandoned, set, value};
 
     /// A file in place of the switch.
     fn switch(value: u32) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("rcu_expedited");
-        std::fs::write(&path, format!("{value}\n")).unwrap();
+        File::create(&path).unwrap();
+        set(&path, value).unwrap();
         (folder, path)
     }
 
@@ -130,7 +132,7 @@ mod tests {
     fn a_value_that_others_set_during_a_freeze_stays() {
         let (_folder, path) = switch(0);
         let periods = ShortGracePeriods::begin(&path).unwrap();
-        std::fs::write(&path, "1\n").unwrap();
+        set(&path, 1).unwrap();
         drop(periods);
         assert_eq!(value(&path), Some(1));
     }
