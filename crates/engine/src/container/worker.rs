@@ -31,7 +31,7 @@ use crate::job::{Error, Job, Result};
 use crate::restore::mount::{LOOK_INTERVAL, WorkerFiles, serve_as_worker};
 
 /// Time between two flushes while the file system is synced.
-const FLUSH_INTERVAL: Duration = Duration::from_millis(5);
+const FLUSH_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Connections at a time; each request is short, except merges.
 const CONNECTION_COUNT_MAX: usize = 16;
