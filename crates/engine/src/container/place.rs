@@ -8,9 +8,8 @@ use holdfast_host::provider::Mounts;
 use holdfast_image::ContainerTree;
 
 use crate::job::{Error, Result};
+use crate::machine::state::scratch::CONTAINER_FOLDERS;
 
-/// Prefix of the runtime folders of mounted containers.
-pub(super) const RUNTIME_PREFIX: &str = "holdfast-container-";
 /// Prefix of the folders with the disks of mounted snapshots.
 pub(super) const DISK_PREFIX: &str = "holdfast-disk-";
 /// Prefix of the folders on which containers are mounted while they are created.
@@ -99,7 +98,7 @@ impl ContainerPlace {
 
     /// The folder of the socket and the disk.
     pub(crate) fn runtime_folder(&self) -> PathBuf {
-        self.runtime.join(format!("{RUNTIME_PREFIX}{}", self.id))
+        self.runtime.join(format!("{CONTAINER_FOLDERS}{}", self.id))
     }
 
     /// The mount point of the FUSE file system with the disk.
@@ -213,7 +212,7 @@ pub(crate) fn runtime_folders(runtime: &Path) -> Vec<PathBuf> {
     };
     let is_container = |path: &PathBuf| {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        name.is_some_and(|name| name.starts_with(RUNTIME_PREFIX))
+        name.is_some_and(|name| name.starts_with(CONTAINER_FOLDERS))
     };
     entries
         .filter_map(|entry| Some(entry.ok()?.path()))

@@ -14,9 +14,8 @@ use holdfast_image::ContainerLock;
 use rustix::mount::UnmountFlags;
 
 use super::attach::mount_points;
-use super::place::{
-    ContainerPlace, DISK_FILE, DISK_PREFIX, MOUNT_PREFIX, RUNTIME_PREFIX, SOURCE_PREFIX, remove_ended_pause,
-};
+use super::place::{ContainerPlace, DISK_FILE, DISK_PREFIX, MOUNT_PREFIX, SOURCE_PREFIX, remove_ended_pause};
+use crate::machine::state::scratch::CONTAINER_FOLDERS;
 
 /// How long the kernel may take until it releases a block device.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -51,7 +50,7 @@ pub(crate) enum RuntimeState {
 /// Whether a folder in the runtime folder is that of a mounted container.
 pub(crate) fn is_of_mount(folder: &Path) -> bool {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
-    name.starts_with(RUNTIME_PREFIX)
+    name.starts_with(CONTAINER_FOLDERS)
 }
 
 /// The folders of containers in `runtime`, also those that are in use.
@@ -64,7 +63,7 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
     let mut remains = Vec::new();
     for folder in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let prefixes = [RUNTIME_PREFIX, DISK_PREFIX, MOUNT_PREFIX];
+        let prefixes = [CONTAINER_FOLDERS, DISK_PREFIX, MOUNT_PREFIX];
         if !prefixes.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }

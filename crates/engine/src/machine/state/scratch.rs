@@ -14,6 +14,8 @@ use crate::job::{Error, Result};
 
 /// The prefix of folders in the runtime folder.
 pub(crate) const RUNTIME_FOLDERS: &str = "holdfast-";
+/// The prefix of those of mounted containers. Their control sockets have another protocol than those of servers.
+pub(crate) const CONTAINER_FOLDERS: &str = "holdfast-container-";
 /// The name of the socket in such a folder.
 pub(crate) const SOCKET: &str = "nbd";
 /// The name of the control socket of a server in such a folder.

@@ -18,7 +18,7 @@ use super::control::{
 };
 use super::exports::ServedExports;
 use crate::job::{Error, Result};
-use crate::machine::state::scratch::{CONTROL_SOCKET, RUNTIME_FOLDERS, RuntimeFolder, own_folders};
+use crate::machine::state::scratch::{CONTAINER_FOLDERS, CONTROL_SOCKET, RUNTIME_FOLDERS, RuntimeFolder, own_folders};
 
 const LIMITS: LineLimits = LineLimits {
     request_bytes_max: REQUEST_BYTES_MAX,
@@ -125,9 +125,11 @@ fn queue_request(queue: &SyncSender<PendingRequest>, request: ControlRequest) ->
 pub fn control_sockets(runtimes: &[PathBuf]) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for runtime in runtimes {
+        let of_containers = own_folders(runtime, &[CONTAINER_FOLDERS]);
         let sockets = own_folders(runtime, &[RUNTIME_FOLDERS]).into_iter();
         found.extend(
             sockets
+                .filter(|folder| !of_containers.contains(folder))
                 .map(|folder| folder.join(CONTROL_SOCKET))
                 .filter(|path| path.exists()),
         );
@@ -167,4 +169,23 @@ pub fn ask_server(socket: &Path, request: &ControlRequest) -> Result<Option<Cont
     }
     let parsed = parse_answer(&answer).map_err(|error| failed(error.into()))?;
     Ok(Some(parsed))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::control_sockets;
+
+    #[test]
+    fn mounted_containers_are_not_servers() {
+        let runtime = tempfile::tempdir().unwrap();
+        for name in ["holdfast-a1B2c3", "holdfast-container-c619f22b"] {
+            let folder = runtime.path().join(name);
+            std::fs::create_dir(&folder).unwrap();
+            File::create(folder.join("control")).unwrap();
+        }
+        let folder = runtime.path().canonicalize().unwrap().join("holdfast-a1B2c3");
+        assert_eq!(control_sockets(&[runtime.path().to_owned()]), [folder.join("control")]);
+    }
 }
