@@ -13,6 +13,7 @@
 
 mod chain;
 mod collapse;
+mod duplicate;
 mod folder;
 mod grow;
 mod layer;
@@ -32,6 +33,7 @@ mod tests;
 
 pub use chain::{ChainStatus, LayerStatus, LiveChain, LiveOptions};
 pub use collapse::{Collapse, MergeObserver, MergeProgress};
+pub use duplicate::{ContainerDuplicate, DuplicateReport, duplicate_container};
 pub use folder::{CONTAINER_FILE, ContainerLock};
 pub use point::{Changes, PointInTime};
 pub use snapshot::{NewSnapshot, PreparedSnapshot};

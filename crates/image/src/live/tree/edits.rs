@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::folder::ChainFolder;
-use super::{ContainerTree, Listing, SnapshotEntry, TreeLayer, layers_of};
+use super::{ContainerTree, Listing, MEMORY_PROPERTY, SnapshotEntry, TreeLayer, layers_of};
 use crate::{DiskDescriptor, Format, ImageId, Result};
 
 impl ContainerTree {
@@ -116,6 +116,26 @@ impl ContainerTree {
                 });
                 new.top = fresh;
             }
+        }
+        Ok(new)
+    }
+
+    /// The tree of a new container with an empty top in the file `file` above the snapshot `base`: without the layers
+    /// that `base` is not based on, and without the memory of processes, which is in other files.
+    pub(crate) fn duplicate_of(&self, base: ImageId, file: &str) -> Result<Self> {
+        let mut new = self.with_top_over(base, file)?;
+        new.id = ImageId::random()?;
+        let is_needed = |tree: &Self, id: ImageId| tree.chain_of(tree.top).iter().any(|layer| layer.id == id);
+        let leaf = |tree: &Self| {
+            let mut layers = tree.layers.iter();
+            let found = layers.find(|layer| !is_needed(tree, layer.id) && tree.children_of(layer.id).is_empty());
+            found.map(|layer| layer.id)
+        };
+        while let Some(id) = leaf(&new) {
+            new = new.without_leaf(id)?;
+        }
+        for entry in new.snapshots.values_mut() {
+            entry.properties.remove(MEMORY_PROPERTY);
         }
         Ok(new)
     }
