@@ -197,6 +197,7 @@ mod tests {
         "image identity",
         "container create",
         "container switch",
+        "container clone",
         "container delete",
         "container merge",
         "container resume",

@@ -11,6 +11,7 @@
 
 mod attach;
 mod change;
+mod clone;
 mod control;
 mod create;
 mod freezer;
@@ -34,6 +35,8 @@ pub use change::{
     delete_snapshots, fold_layers, grow_container, plan_container_switch, switch_container, take_snapshot,
     trim_container,
 };
+pub(crate) use clone::open_snapshot;
+pub use clone::{CloneContainerReport, CloneContainerRequest, check_clone, clone_container};
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
 pub(crate) use create::{PARTIAL_ENDING, check_new_folder, create_complete};
@@ -54,5 +57,6 @@ pub use snapshot_mount::{
     MountedSnapshot, ServeUntil, SnapshotServeRequest, mount_snapshot, unmount_snapshot, wait_for_unmount,
 };
 pub(crate) use snapshot_mount::{ServedFileSystem, with_served_file_system};
+pub(crate) use state::REPOSITORY_PROPERTY;
 pub use state::SnapshotState;
 pub use worker::{ContainerWorkerRequest, serve_container};

@@ -3,6 +3,9 @@
 /// The property of a snapshot with its [`SnapshotState`].
 pub(super) const CONSISTENCY_PROPERTY: &str = "consistency";
 
+/// The property of a snapshot with the id of the repository whose backups need it.
+pub(crate) const REPOSITORY_PROPERTY: &str = "backup.repository";
+
 /// The state of the disk in a snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SnapshotState {

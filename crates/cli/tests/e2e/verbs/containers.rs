@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Child;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SeededRandom, SystemClock};
@@ -26,21 +26,21 @@ const KILLS_OF_TEST: u64 = 9;
 const KILLS_OF_TORTURE: u64 = 1000;
 
 /// Only root can mount a file system.
-fn is_root() -> bool {
+pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A container that is unmounted on drop.
-struct Container<'a> {
+pub(super) struct Container<'a> {
     rig: &'a Rig,
     name: &'a str,
-    point: MountPoint,
+    pub(super) point: MountPoint,
     /// The supervisor, if it is in the foreground.
     supervisor: Option<Child>,
 }
 
 impl<'a> Container<'a> {
-    fn mount(rig: &'a Rig, name: &'a str) -> Self {
+    pub(super) fn mount(rig: &'a Rig, name: &'a str) -> Self {
         let point = MountPoint::new(rig, &format!("{name}-mnt"));
         rig.ok(&["container", "mount", name, text(&point.path("."))]);
         Self {
@@ -76,7 +76,7 @@ impl<'a> Container<'a> {
         stderr(&supervisor.wait_with_output().unwrap())
     }
 
-    fn write(&self, name: &str, bytes: &[u8]) {
+    pub(super) fn write(&self, name: &str, bytes: &[u8]) {
         let mut file = File::create(self.point.path(name)).unwrap();
         file.write_all(bytes).unwrap();
     }
@@ -85,7 +85,7 @@ impl<'a> Container<'a> {
         self.rig.report(&["container", "info", self.name])
     }
 
-    fn unmount(&self) {
+    pub(super) fn unmount(&self) {
         self.rig.ok(&["container", "unmount", self.name]);
     }
 }
@@ -470,7 +470,8 @@ fn survives_kills(seed: u64, kills: u64) {
     let mut container = Container::mount_in_foreground(&rig, "web1");
     let clock = SystemClock::new();
     let is_done = AtomicBool::new(false);
-    let written = std::thread::scope(|scope| {
+    let written = AtomicU64::new(0);
+    std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             let mut count = 0_u64;
             while !is_done.load(Ordering::SeqCst) {
@@ -480,8 +481,8 @@ fn survives_kills(seed: u64, kills: u64) {
                     file.sync_all().unwrap();
                 }
                 count += 1;
+                written.store(count, Ordering::SeqCst);
             }
-            count
         });
         let changer = scope.spawn(|| {
             let mut number = 0_u64;
@@ -510,12 +511,14 @@ fn survives_kills(seed: u64, kills: u64) {
                 clock.sleep(Duration::from_secs(62));
             }
         }
-        clock.sleep(Duration::from_millis(300));
+        wait_for("the writer has filled its files", || {
+            writer.is_finished() || written.load(Ordering::SeqCst) > 100
+        });
         is_done.store(true, Ordering::SeqCst);
         changer.join().unwrap();
-        writer.join().unwrap()
+        writer.join().unwrap();
     });
-    assert!(written > 50, "{written}");
+    let written = written.into_inner();
     let newest: Vec<(String, u64)> = (written.saturating_sub(100)..written)
         .map(|count| (format!("file{}", count % 100), count))
         .collect();

@@ -5,6 +5,7 @@ mod backups;
 mod clones;
 mod configurations;
 mod container_backups;
+mod container_clones;
 mod container_histories;
 mod container_memory;
 mod container_storage;

@@ -13,7 +13,9 @@ use super::{
     ContainerCapture, ContainerChange, ContainerConfiguration, ContainerReading, DISK, METHOD, consistency_of,
 };
 use crate::capture::store::{DiskToStore, MachineToStore, OtherToStore, store_machine};
-use crate::container::{SnapshotRequest, TakenSnapshot, delete_snapshots, take_snapshot};
+use crate::container::{
+    REPOSITORY_PROPERTY, SnapshotRequest, TakenSnapshot, delete_snapshots, open_snapshot, take_snapshot,
+};
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Interrupt, Job, Result, Unit};
 use crate::notes::{
@@ -21,13 +23,8 @@ use crate::notes::{
     NOTE_UUID, STREAM_CONTAINER, STREAM_DISK_DESCRIPTOR,
 };
 
-/// The property of a snapshot with the id of the repository whose backups need it.
-const REPOSITORY_PROPERTY: &str = "backup.repository";
 /// The property of a snapshot with the name that its backups are listed under.
 const MACHINE_PROPERTY: &str = "backup.machine";
-/// How long to wait until a merge has written the layers of the snapshot.
-const MERGE_PATIENCE: Duration = Duration::from_secs(600);
-const MERGE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The snapshot of a container that a backup reads.
 pub(crate) struct HeldContainer {
@@ -153,23 +150,12 @@ impl ContainerCapture<'_> {
         }
     }
 
-    /// Opens the snapshot; its layers are not merged as long as it is open. Waits for a merge that writes one of them.
+    /// Opens the snapshot; its layers are not merged as long as it is open.
     fn open(&self, taken: &TakenSnapshot) -> Result<(ContainerTree, PointInTime)> {
-        let folder = &self.request.place.folder;
-        let on = |error: holdfast_image::Error| Error::from(error).on(folder);
-        let id: ImageId = taken.id.parse().map_err(on)?;
-        let deadline = self.job.clock.now() + MERGE_PATIENCE;
-        loop {
-            match PointInTime::open(folder, id) {
-                Ok(point) => return Ok((self.request.tree()?, point)),
-                // The files of layers are renamed at the end of a merge.
-                Err(error) if self.job.clock.now() >= deadline || error.is_corrupt() => return Err(on(error)),
-                Err(_) => {
-                    self.job.interrupt.check()?;
-                    self.job.clock.sleep(MERGE_INTERVAL);
-                }
-            }
-        }
+        let place = &self.request.place;
+        let id: ImageId = taken.id.parse().map_err(|error| Error::from(error).on(&place.folder))?;
+        let point = open_snapshot(place, id, self.job)?;
+        Ok((self.request.tree()?, point))
     }
 
     /// Deletes the snapshot of this backup, also after an interruption.

@@ -2,7 +2,9 @@
 
 mod change;
 mod check;
+mod clone;
 mod create;
+mod freeze_args;
 mod info;
 mod mount;
 mod mount_args;
@@ -48,6 +50,8 @@ verbs! {
         "snapshots" => Snapshots(info::SnapshotsArgs),
         /// Go back to a snapshot
         "switch" => Switch(switch::SwitchArgs),
+        /// Make a new container of a snapshot, or of the current state
+        "clone" => Clone(clone::CloneContainerArgs),
         /// Start the processes of a snapshot with memory, after a switch to it
         "resume" => Resume(resume::ResumeContainerArgs),
         /// Delete snapshots; their data is merged into the layers above, also while the container is used

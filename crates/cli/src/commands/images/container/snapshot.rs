@@ -5,6 +5,7 @@ use std::time::Duration;
 use holdfast_engine::{Consistency, SnapshotRequest, TakenMemory, TakenSnapshot, take_memory_snapshot, take_snapshot};
 use serde::Serialize;
 
+use super::freeze_args::{FreezeArgs, warn_of_freeze};
 use super::runtime_args::RuntimeProgramArgs;
 use super::{ContainerArg, now_s};
 use crate::args::{Example, SharedOptions};
@@ -26,12 +27,8 @@ pub(super) struct SnapshotArgs {
     /// A comment
     #[arg(long, value_name = "TEXT", default_value = "")]
     comment: String,
-    /// Take no snapshot if the file system cannot be frozen
-    #[arg(long, conflicts_with = "no_freeze")]
-    require_freeze: bool,
-    /// Do not freeze the file system: the snapshot is the disk as after a power failure
-    #[arg(long)]
-    no_freeze: bool,
+    #[command(flatten)]
+    freeze: FreezeArgs,
     /// Store the memory of this container of runc too, whose root file system is on the disk; it is paused meanwhile
     #[arg(long, value_name = "ID", conflicts_with = "no_freeze")]
     runc: Option<String>,
@@ -59,10 +56,9 @@ impl Verb for SnapshotArgs {
             comment: self.comment.clone(),
             created_s: now_s(),
             properties: std::collections::BTreeMap::new(),
-            consistency: match (self.require_freeze || self.runc.is_some(), self.no_freeze) {
-                (true, _) => Consistency::Frozen,
-                (_, true) => Consistency::Crash,
-                _ => Consistency::Automatic,
+            consistency: match self.runc {
+                Some(_) => Consistency::Frozen,
+                None => self.freeze.consistency(),
             },
         };
         let container = place.folder.display().to_string();
@@ -70,27 +66,14 @@ impl Verb for SnapshotArgs {
             let tools = self.programs.tools(context);
             let runtime = self.programs.request(id, self.programs.root()?, &tools)?;
             let taken = context.work(1, |job| take_memory_snapshot(&place, &request, &runtime, job))?;
-            warn_of_thaw(&taken.snapshot, context);
+            warn_of_freeze(&taken.snapshot, context);
             let mut report = SnapshotTaken::new(&taken.snapshot, container);
             report.memory = Some(MemoryDocument::new(id, &taken));
             return context.report(&report);
         }
         let taken = context.work(1, |job| take_snapshot(&place, &request, job))?;
-        if let Some(reason) = &taken.not_frozen {
-            context.console().warning(&format!(
-                "the file system was not frozen ({reason}): the snapshot is the disk as after a power failure"
-            ));
-        }
-        warn_of_thaw(&taken, context);
+        warn_of_freeze(&taken, context);
         context.report(&SnapshotTaken::new(&taken, container))
-    }
-}
-
-fn warn_of_thaw(taken: &TakenSnapshot, context: &Context) {
-    if let Some(reason) = &taken.thaw_failure {
-        context.console().warning(&format!(
-            "the file system may still be frozen ({reason}): fsfreeze --unfreeze on its mount point thaws it"
-        ));
     }
 }
 
