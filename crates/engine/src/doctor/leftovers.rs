@@ -11,6 +11,7 @@ use holdfast_host::{MEMORY_PIPE, open_below};
 
 use super::DoctorRequest;
 use super::seen::{Leftover, LeftoverKind};
+use crate::container::is_of_mount;
 use crate::files::atomic_file::left_of;
 use crate::files::state_file::half_notes;
 use crate::host_snapshot::states::StateStore;
@@ -41,7 +42,9 @@ pub(super) fn leftovers(
             .runtime
             .canonicalize()
             .unwrap_or_else(|_| request.runtime.clone());
-        let is_other = |folder: &PathBuf| !folder.starts_with(&runtime);
+        // Also those of other runtime folders: only there, their file systems are thawed and unmounted first.
+        let is_of_container = |folder: &PathBuf| folder.parent().is_some_and(is_of_mount);
+        let is_other = |folder: &PathBuf| !folder.starts_with(&runtime) && !is_of_container(folder);
         let mounts = dead_fuse_mounts().into_iter().filter(is_other);
         found.extend(mounts.map(|folder| leftover(folder, LeftoverKind::DeadMount)));
         let notes = request.journal.iter().chain(&request.places);
