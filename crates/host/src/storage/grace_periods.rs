@@ -8,6 +8,9 @@
 //! lock on its file, and the last one resets it. So a value without a lock is that of a process that was killed: the
 //! next freeze resets it, and so does [`reset_abandoned`].
 //!
+//! Every user can lock the file. So no lock is waited for, and a lock of another user can only keep grace periods long,
+//! or keep them short.
+//!
 //! Sources: `kernel/ksysfs.c`, `percpu_down_write` of `kernel/locking/percpu-rwsem.c`, `freeze_super` of `fs/super.c`.
 
 use std::fs::File;
@@ -30,11 +33,11 @@ pub(super) struct ShortGracePeriods {
 }
 
 impl ShortGracePeriods {
-    /// Makes grace periods short. Returns `None` if the switch is set by others, or cannot be set: a freeze works
-    /// without it.
+    /// Makes grace periods short. Returns `None` if the switch is set or locked by others, or cannot be set: a freeze
+    /// works without it.
     pub(super) fn begin(path: &Path) -> Option<Self> {
         let lock = File::open(path).ok()?;
-        flock(&lock, FlockOperation::LockShared).ok()?;
+        flock(&lock, FlockOperation::NonBlockingLockShared).ok()?;
         match value(path)? {
             // The value of another freeze, or of one that was killed.
             OWN_VALUE => {}
@@ -94,6 +97,8 @@ mod tests {
     use std::fs::File;
     use std::path::PathBuf;
 
+    use rustix::fs::{FlockOperation, flock};
+
     use super::{OWN_VALUE, ShortGracePeriods, is_abandoned, reset_abandoned, set, value};
 
     /// A file in place of the switch.
@@ -150,6 +155,16 @@ mod tests {
     fn what_a_killed_freeze_has_left_is_reset_on_request() {
         let (_folder, path) = switch(OWN_VALUE);
         assert!(reset_abandoned(&path).unwrap());
+        assert_eq!(value(&path), Some(0));
+    }
+
+    #[test]
+    fn a_lock_of_another_user_does_not_block_a_freeze() {
+        let (_folder, path) = switch(0);
+        let other = File::open(&path).unwrap();
+        flock(&other, FlockOperation::LockExclusive).unwrap();
+        assert!(ShortGracePeriods::begin(&path).is_none());
+        assert!(!reset_abandoned(&path).unwrap());
         assert_eq!(value(&path), Some(0));
     }
 
