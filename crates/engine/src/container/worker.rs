@@ -284,6 +284,7 @@ impl ControlServer<'_> {
         let flush = || self.disk.chain().flush().ok();
         flush();
         std::thread::scope(|scope| {
+            // Dropped at the end of the sync, also of one that panics: the thread ends then.
             let (_synced, is_synced) = mpsc::channel::<()>();
             scope.spawn(move || {
                 while is_synced.recv_timeout(FLUSH_INTERVAL) == Err(RecvTimeoutError::Timeout) {

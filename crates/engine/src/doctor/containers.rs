@@ -25,6 +25,7 @@ pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
     let canonical = |folder: PathBuf| folder.canonicalize().unwrap_or(folder);
     let mut folders: BTreeSet<PathBuf> = request.containers.iter().cloned().map(canonical).collect();
     if request.everything || !request.containers.is_empty() {
+        seen.has_short_grace_periods = grace_periods::is_abandoned(Path::new(grace_periods::SWITCH));
         let now_ms = (request.now_ms)();
         let named: Vec<PathBuf> = request
             .containers
@@ -46,9 +47,6 @@ pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
                 RuntimeState::Unmounted | RuntimeState::Served => {}
             }
         }
-    }
-    if request.everything {
-        seen.has_short_grace_periods = grace_periods::is_abandoned(Path::new(grace_periods::SWITCH));
     }
     let noted = seen.places.iter().map(|place| place.place.clone());
     folders.extend(noted.filter(|place| is_container(place)).map(canonical));
