@@ -270,6 +270,14 @@ impl Error {
         }
     }
 
+    /// Names the file of an error of the system: devices do not know their path.
+    pub(crate) fn in_file(self, action: &'static str, path: &std::path::Path) -> Self {
+        match self {
+            Self::Device(holdfast_block::Error::Io { source, .. }) => Self::io(action, path, source),
+            other => other,
+        }
+    }
+
     /// Whether the error means damaged data, rather than a missing, inaccessible or unsupported file.
     pub fn is_corrupt(&self) -> bool {
         match self {

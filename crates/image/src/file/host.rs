@@ -83,6 +83,11 @@ impl HostFile {
         Self::from_fd(fd, path, Access::Write)
     }
 
+    /// Makes this new file share the bytes of another one. Returns whether the file system has done that.
+    pub(crate) fn share_bytes_of(&self, other: &Self) -> bool {
+        rustix::fs::ioctl_ficlone(&self.file, &other.file).is_ok()
+    }
+
     /// For a file that is written once from start to end and not read soon: large writes bypass the page cache where
     /// possible; elsewhere their writeback starts at once.
     pub(crate) fn written_once(mut self) -> Self {

@@ -1,10 +1,10 @@
 //! Makes a container of a snapshot of another one, with files of its own.
 
-use std::fs::{DirBuilder, File};
+use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 
-use holdfast_block::{ExtentKind, to_usize};
+use holdfast_block::{Error as BlockError, ExtentKind, to_usize};
 
 use super::folder::{ChainFolder, HostFolder};
 use super::layer::{BaseLayer, create_layer, open_reader};
@@ -83,13 +83,13 @@ pub fn duplicate_container(
         copied_count: 0,
     };
     for layer in tree.chain_of(new.snapshot) {
-        if share(&source.path(&layer.file), &target.path(&layer.file))? {
-            report.shared_count += 1;
-        } else {
-            let from = source.open(&layer.file, Access::Read)?;
-            let to = target.create(&layer.file)?;
-            report.copied_bytes += copy(&*from, &*to, observe)?;
-            report.copied_count += 1;
+        let (from, to) = (source.path(&layer.file), target.path(&layer.file));
+        match clone_file(&from, &to, observe)? {
+            None => report.shared_count += 1,
+            Some(copied_bytes) => {
+                report.copied_bytes += copied_bytes;
+                report.copied_count += 1;
+            }
         }
     }
     let of_base = BaseLayer {
@@ -102,47 +102,51 @@ pub fn duplicate_container(
     Ok(report)
 }
 
-/// Makes `to` a file that shares the bytes of `from`, durably. Returns false, and leaves no file, if the file system
-/// cannot do that.
-fn share(from: &Path, to: &Path) -> Result<bool> {
-    let source = File::open(from).map_err(|error| Error::io("open", from, error))?;
-    let failed = |error| Error::io("create", to, error);
-    let file = File::options().write(true).create_new(true).open(to).map_err(failed)?;
-    let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
-    file.set_permissions(private).map_err(failed)?;
-    if rustix::fs::ioctl_ficlone(&file, &source).is_err() {
-        std::fs::remove_file(to).map_err(|error| Error::io("delete", to, error))?;
-        return Ok(false);
-    }
-    file.sync_all().map_err(|error| Error::io("sync", to, error))?;
-    Ok(true)
+/// Makes a file with the bytes of another one, durably: shared if the file system can do that. Returns the number of
+/// bytes that were copied instead.
+fn clone_file(from: &Path, to: &Path, observe: &mut dyn FnMut(u64) -> Continue) -> Result<Option<u64>> {
+    let source = HostFile::open_canonical(from, Access::Read)?;
+    let target = HostFile::create_new(to)?;
+    let written = |error: BlockError| Error::from(error).in_file("write", to);
+    let copied = if target.share_bytes_of(&source) {
+        None
+    } else {
+        let length = source
+            .length_bytes()
+            .map_err(|error| Error::from(error).in_file("read", from))?;
+        target.set_length(length).map_err(written)?;
+        Some(copy(&source, from, &mut |bytes, offset| {
+            target.write_at(bytes, offset).map_err(written)?;
+            match observe(bytes.len() as u64) {
+                Continue::Go => Ok(()),
+                Continue::Stop => Err(stopped(offset)),
+            }
+        })?)
+    };
+    target.sync().map_err(written)?;
+    Ok(copied)
 }
 
-/// Copies a file with its holes, durably. Returns the number of bytes that were copied.
-fn copy(from: &dyn ImageFile, to: &dyn ImageFile, observe: &mut dyn FnMut(u64) -> Continue) -> Result<u64> {
-    let length = from.length_bytes()?;
-    to.set_length(length)?;
+/// Passes the data of a file to `write`; returns the number of bytes. Holes are left out.
+fn copy(source: &HostFile, path: &Path, write: &mut dyn FnMut(&[u8], u64) -> Result<()>) -> Result<u64> {
+    let read = |error: BlockError| Error::from(error).in_file("read", path);
+    let length = source.length_bytes().map_err(read)?;
     let mut buffer = vec![0; to_usize(COPY_BYTES)];
     let (mut at, mut copied) = (0, 0);
     while at < length {
-        let list = from.extents(at..length, EXTENT_COUNT)?;
+        let list = source.extents(at..length, EXTENT_COUNT).map_err(read)?;
         at = list.end();
         for extent in list.into_iter().filter(|extent| extent.kind == ExtentKind::Data) {
             let end = extent.offset + extent.length;
             let mut offset = extent.offset;
             while offset < end {
-                let step = COPY_BYTES.min(end - offset);
-                let bytes = &mut buffer[..to_usize(step)];
-                from.read_at(bytes, offset)?;
-                to.write_at(bytes, offset)?;
-                copied += step;
-                offset += step;
-                if observe(step) == Continue::Stop {
-                    return Err(stopped(offset));
-                }
+                let bytes = &mut buffer[..to_usize(COPY_BYTES.min(end - offset))];
+                source.read_at(bytes, offset).map_err(read)?;
+                write(bytes, offset)?;
+                copied += bytes.len() as u64;
+                offset += bytes.len() as u64;
             }
         }
     }
-    to.sync()?;
     Ok(copied)
 }

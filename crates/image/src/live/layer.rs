@@ -211,10 +211,11 @@ pub(crate) fn create_layer(
         other => return Err(unsupported(other, name)),
     };
     let file = folder.create(name)?;
-    match header {
-        Some(header) => write_empty(&*file, header)?,
-        None => ploop::create::write_empty(&*file, size_bytes, ploop::create::CLUSTER_BYTES)?,
-    }
+    let written = match header {
+        Some(header) => write_empty(&*file, header),
+        None => ploop::create::write_empty(&*file, size_bytes, ploop::create::CLUSTER_BYTES),
+    };
+    written.map_err(|error| error.in_file("write", &folder.path(name)))?;
     Ok(file)
 }
 
