@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 
 DISK_BYTES = 1 << 30
+FILE_BYTES = 256 << 20
 
 
 def run(holdfast, *words):
@@ -129,9 +130,6 @@ def compare_reads(holdfast, folder, arguments):
         )
 
 
-FILE_BYTES = 256 << 20
-
-
 def compare_chain(holdfast, folder, arguments):
     raw, raw_point = folder / "disk.raw", folder / "raw-disk"
     points = {"raw": folder / "raw-mnt", "chain": folder / "chain-mnt"}
@@ -205,7 +203,11 @@ class Writer:
 
     def __init__(self, path):
         self.file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_DIRECT)
-        os.ftruncate(self.file, 256 << 20)
+        # Writes that allocate blocks fill the journal: its commits, with a flush each, would stop the writes every second.
+        whole = mmap.mmap(-1, 1 << 20)
+        for offset in range(0, FILE_BYTES, 1 << 20):
+            os.pwritev(self.file, [whole], offset)
+        os.fsync(self.file)
         self.buffer = mmap.mmap(-1, 4096)
         self.ends, self.is_done = [], False
         self.thread = threading.Thread(target=self.run)
@@ -213,7 +215,7 @@ class Writer:
 
     def run(self):
         while not self.is_done:
-            os.pwritev(self.file, [self.buffer], random.randrange(65536) * 4096)
+            os.pwritev(self.file, [self.buffer], random.randrange(FILE_BYTES // 4096) * 4096)
             self.ends.append(time.monotonic())
 
     def gap(self, start, end):
