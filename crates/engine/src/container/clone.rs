@@ -5,14 +5,18 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::error_text;
-use holdfast_image::{ContainerDuplicate, ContainerTree, Continue, ImageId, PointInTime, duplicate_container};
+use holdfast_image::{
+    ContainerDuplicate, ContainerTree, Continue, ImageId, PointInTime, SnapshotEntry, duplicate_container,
+};
+use holdfast_repo::{Liveness, ProcessIdentity, Processes};
 
 use super::change::{SnapshotRequest, TakenSnapshot, delete_snapshots, take_snapshot};
 use super::control::Consistency;
 use super::create::{check_new_folder, create_complete};
 use super::place::ContainerPlace;
-use super::state::REPOSITORY_PROPERTY;
+use super::state::{CLONE_PROCESS_PROPERTY, REPOSITORY_PROPERTY};
 use crate::job::{Error, Interrupt, Job, Result, Unit};
+use crate::machine::run_journal::liveness_of;
 
 /// How long to wait until a merge has written the layers of a snapshot.
 const MERGE_PATIENCE: Duration = Duration::from_secs(600);
@@ -30,6 +34,8 @@ pub struct CloneContainerRequest<'a> {
     pub consistency: Consistency,
     /// The current time, in seconds since 1970.
     pub now_s: u64,
+    /// This process.
+    pub process: &'a ProcessIdentity,
 }
 
 /// The result of [`clone_container`].
@@ -69,7 +75,7 @@ fn find(request: &CloneContainerRequest<'_>) -> Result<Option<ImageId>> {
 }
 
 /// Makes a new container. It appears under its name when it is complete. The snapshots below the cloned one are in it,
-/// except those of backups.
+/// except those of backups and of other clones.
 ///
 /// # Errors
 /// There is no such snapshot, the target exists, or a file cannot be read or written; no target is left then.
@@ -87,7 +93,7 @@ fn clone_current_state(request: &CloneContainerRequest<'_>, job: Job<'_>) -> Res
         name: None,
         comment: format!("for the clone {}", request.target.display()),
         created_s: request.now_s,
-        properties: BTreeMap::new(),
+        properties: BTreeMap::from([(CLONE_PROCESS_PROPERTY.to_owned(), process_text(request.process))]),
         consistency: request.consistency,
     };
     let taken = take_snapshot(request.source, &snapshot, job)?;
@@ -110,6 +116,17 @@ fn clone_current_state(request: &CloneContainerRequest<'_>, job: Job<'_>) -> Res
     made
 }
 
+fn process_text(process: &ProcessIdentity) -> String {
+    serde_json::to_string(process).expect("strings and numbers are JSON")
+}
+
+/// Whether a clone that was killed has left this snapshot.
+pub(crate) fn is_left_by_clone(entry: &SnapshotEntry, processes: &dyn Processes) -> bool {
+    let process = entry.properties.get(CLONE_PROCESS_PROPERTY);
+    let process = process.and_then(|text| serde_json::from_str::<ProcessIdentity>(text).ok());
+    process.is_some_and(|process| liveness_of(&process, processes) == Liveness::Dead)
+}
+
 fn duplicate(
     request: &CloneContainerRequest<'_>,
     snapshot: ImageId,
@@ -121,12 +138,12 @@ fn duplicate(
     // Its layers are not merged while it is open.
     let point = open_snapshot(request.source, snapshot, job)?;
     let tree = ContainerTree::open(source).map_err(on)?;
-    let of_backups = tree
-        .snapshots()
-        .into_iter()
-        .filter(|(_, entry)| entry.properties.contains_key(REPOSITORY_PROPERTY));
-    let mut hidden: Vec<ImageId> = of_backups.map(|(id, _)| id).collect();
-    hidden.extend(taken.map(|_| snapshot));
+    let is_of_program = |entry: &SnapshotEntry| {
+        let properties = &entry.properties;
+        properties.contains_key(REPOSITORY_PROPERTY) || properties.contains_key(CLONE_PROCESS_PROPERTY)
+    };
+    let of_programs = tree.snapshots().into_iter().filter(|(_, entry)| is_of_program(entry));
+    let hidden: Vec<ImageId> = of_programs.map(|(id, _)| id).collect();
     job.progress.phase("cloning the layers", Unit::Bytes);
     let made = create_complete(request.target, |target| {
         let new = ContainerDuplicate {

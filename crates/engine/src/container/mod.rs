@@ -35,8 +35,8 @@ pub use change::{
     delete_snapshots, fold_layers, grow_container, plan_container_switch, switch_container, take_snapshot,
     trim_container,
 };
-pub(crate) use clone::open_snapshot;
 pub use clone::{CloneContainerReport, CloneContainerRequest, check_clone, clone_container};
+pub(crate) use clone::{is_left_by_clone, open_snapshot};
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
 pub(crate) use create::{PARTIAL_ENDING, check_new_folder, create_complete};

@@ -1,5 +1,5 @@
 //! Leftovers of containers: mounts without a server, short grace periods of a killed freeze, and snapshots of killed
-//! backups.
+//! backups and clones.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -9,12 +9,12 @@ use holdfast_host::{MachineState, MachineSummary, grace_periods};
 use holdfast_image::{ContainerLock, ContainerTree, is_container};
 
 use super::leftovers::AGE_MIN_MS;
-use super::seen::{FindingKind, Repair, Seen, SeenContainer, SeenLayer};
+use super::seen::{CloneSnapshot, FindingKind, Repair, Seen, SeenContainer, SeenLayer};
 use super::{Action, DoctorRequest, Finding};
 use crate::capture::container::backup_layers;
 use crate::container::{
-    ContainerPlace, PARTIAL_ENDING, RuntimeRemains, RuntimeState, clear_runtime_remains, delete_snapshots, is_of_mount,
-    runtime_remains,
+    ContainerPlace, PARTIAL_ENDING, RuntimeRemains, RuntimeState, clear_runtime_remains, delete_snapshots,
+    is_left_by_clone, is_of_mount, runtime_remains,
 };
 use crate::job::Job;
 use crate::machine::lock::{MachineLock, Work};
@@ -82,9 +82,16 @@ fn examine(request: &DoctorRequest<'_>, folder: &Path) -> crate::Result<SeenCont
         machine: layer.machine,
         created_s: layer.created_s,
     });
+    let snapshots = tree.snapshots().into_iter();
+    let left = snapshots.filter(|(_, entry)| is_left_by_clone(entry, request.processes));
+    let left_by_clones = left.map(|(id, entry)| CloneSnapshot {
+        id: id.to_string(),
+        created_s: entry.created_s,
+    });
     Ok(SeenContainer {
         layers: layers.collect(),
         is_backed_up,
+        left_by_clones: left_by_clones.collect(),
         folder: place.folder,
     })
 }
@@ -107,7 +114,8 @@ pub(super) fn diagnose(seen: &Seen, notes: &mut Vec<String>) -> Vec<Finding> {
     let mut findings: Vec<Finding> = seen.runtime_remains.iter().map(of_runtime).collect();
     findings.extend(seen.has_short_grace_periods.then(of_grace_periods));
     for container in &seen.containers {
-        findings.extend(of_container(seen, container, notes));
+        findings.extend(of_backups(seen, container, notes));
+        findings.extend(of_clones(container));
     }
     findings
 }
@@ -169,9 +177,9 @@ fn of_grace_periods() -> Finding {
 }
 
 /// The snapshots of backups that no later backup is compared with.
-fn of_container(seen: &Seen, container: &SeenContainer, notes: &mut Vec<String>) -> Vec<Finding> {
+fn of_backups(seen: &Seen, container: &SeenContainer, notes: &mut Vec<String>) -> Option<Finding> {
     if container.is_backed_up {
-        return Vec::new();
+        return None;
     }
     let folder = container.folder.display();
     let (mut left, mut unknown) = (Vec::new(), Vec::new());
@@ -196,21 +204,35 @@ fn of_container(seen: &Seen, container: &SeenContainer, notes: &mut Vec<String>)
             digits(&layer.repository)
         ));
     }
+    let left = left.iter().map(|layer| (layer.id.clone(), layer.created_s));
+    unneeded_snapshots(
+        container,
+        left.collect(),
+        "that a backup has taken and no later one is compared with",
+    )
+}
+
+fn of_clones(container: &SeenContainer) -> Option<Finding> {
+    let left = container.left_by_clones.iter();
+    let left = left.map(|snapshot| (snapshot.id.clone(), snapshot.created_s));
+    unneeded_snapshots(container, left.collect(), "that a killed clone has taken")
+}
+
+/// Snapshots of a container, each with its id and its time in seconds since 1970, and why nothing needs them.
+fn unneeded_snapshots(container: &SeenContainer, left: Vec<(String, Option<u64>)>, why: &str) -> Option<Finding> {
     if left.is_empty() {
-        return Vec::new();
+        return None;
     }
-    let ids: Vec<String> = left.iter().map(|layer| layer.id.clone()).collect();
-    let since_s = left.iter().filter_map(|layer| layer.created_s).min();
-    vec![Finding {
+    let since_s = left.iter().filter_map(|(_, created_s)| *created_s).min();
+    let ids: Vec<String> = left.into_iter().map(|(id, _)| id).collect();
+    let count = match ids.len() {
+        1 => "a snapshot".to_owned(),
+        count => format!("{count} snapshots"),
+    };
+    Some(Finding {
         machine: None,
         kind: FindingKind::ContainerSnapshot,
-        what: format!(
-            "{folder} has {} that a backup has taken and no later one is compared with",
-            match ids.len() {
-                1 => "a snapshot".to_owned(),
-                count => format!("{count} snapshots"),
-            }
-        ),
+        what: format!("{} has {count} {why}", container.folder.display()),
         since_ms: since_s.and_then(|seconds| i64::try_from(seconds.saturating_mul(1000)).ok()),
         is_danger: false,
         remedy: Action::Repair(
@@ -220,7 +242,7 @@ fn of_container(seen: &Seen, container: &SeenContainer, notes: &mut Vec<String>)
             },
             "delete it, and merge its layer".to_owned(),
         ),
-    }]
+    })
 }
 
 /// The digits of a repository's id that messages show.
@@ -252,7 +274,10 @@ pub(super) fn delete_layers(
     let words = |error: crate::Error| error_text(&error);
     let place = ContainerPlace::find(folder, &request.runtime).map_err(words)?;
     delete_snapshots(&place, ids, job).map_err(words)?;
-    Ok(format!("deleted {} of {}", ids.len(), folder.display()))
+    Ok(match ids.len() {
+        1 => format!("deleted the snapshot of {}", folder.display()),
+        count => format!("deleted {count} snapshots of {}", folder.display()),
+    })
 }
 
 /// Deletes the folder of a container that was not completed.
@@ -273,7 +298,7 @@ mod tests {
         Action, ContainerLock, FindingKind, Repair, RuntimeRemains, RuntimeState, delete_partial, diagnose,
         partial_containers,
     };
-    use crate::doctor::seen::{Seen, SeenContainer, SeenLayer, SeenRepository};
+    use crate::doctor::seen::{CloneSnapshot, Seen, SeenContainer, SeenLayer, SeenRepository};
 
     fn layer(id: &str, repository: &str) -> SeenLayer {
         SeenLayer {
@@ -296,6 +321,7 @@ mod tests {
                 folder: "/srv/web1".into(),
                 layers: vec![layer("1", "aa"), layer("2", "aa"), layer("3", "bb"), layer("4", "ddd")],
                 is_backed_up,
+                left_by_clones: Vec::new(),
             }],
             ..Seen::default()
         }
@@ -318,6 +344,23 @@ mod tests {
         assert_eq!(finding.since_ms, Some(5000));
         assert_eq!(notes.len(), 1, "{notes:?}");
         assert!(notes[0].contains("repository bb"));
+    }
+
+    #[test]
+    fn the_snapshot_of_a_killed_clone_is_deleted_even_while_a_backup_runs() {
+        let mut seen = seen(true);
+        seen.containers[0].left_by_clones = vec![CloneSnapshot {
+            id: "9".to_owned(),
+            created_s: Some(7),
+        }];
+        let findings = diagnose(&seen, &mut Vec::new());
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        assert_eq!(finding.what, "/srv/web1 has a snapshot that a killed clone has taken");
+        assert!(
+            matches!(&finding.remedy, Action::Repair(Repair::DeleteContainerSnapshots { ids, .. }, _) if ids == &["9"])
+        );
     }
 
     #[test]

@@ -290,13 +290,23 @@ pub(super) struct SeenBox {
     pub(super) manager: Option<String>,
 }
 
-/// A container with the snapshots that backups have taken.
+/// A container with the snapshots that backups and clones have taken.
 #[derive(Debug, Clone)]
 pub(super) struct SeenContainer {
     pub(super) folder: PathBuf,
     pub(super) layers: Vec<SeenLayer>,
     /// Whether a backup of it is running.
     pub(super) is_backed_up: bool,
+    pub(super) left_by_clones: Vec<CloneSnapshot>,
+}
+
+/// A snapshot of a container that a killed clone has left.
+#[derive(Debug, Clone)]
+pub(super) struct CloneSnapshot {
+    /// The UUID of its layer.
+    pub(super) id: String,
+    /// When it was taken, in seconds since 1970.
+    pub(super) created_s: Option<u64>,
 }
 
 /// A snapshot of a container that a backup has taken.

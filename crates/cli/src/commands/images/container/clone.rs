@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_engine::{CloneContainerReport, CloneContainerRequest, check_clone, clone_container};
+use holdfast_image::CONTAINER_FILE;
+use holdfast_repo::{Processes as _, SystemProcesses};
 use serde::Serialize;
 
 use super::freeze_args::{FreezeArgs, warn_of_freeze};
@@ -61,6 +63,7 @@ impl Verb for CloneContainerArgs {
             target: &target,
             consistency: self.freeze.consistency(),
             now_s: now_s(),
+            process: &SystemProcesses.this(),
         };
         let mut report = ContainerCloned {
             dry_run: self.dry_run,
@@ -72,7 +75,8 @@ impl Verb for CloneContainerArgs {
         if self.dry_run {
             check_clone(&request)?;
         } else {
-            let _noted = note_places([target.as_path()], context);
+            let in_source = source.folder.join(CONTAINER_FILE);
+            let _noted = note_places([target.as_path(), in_source.as_path()], context);
             let made = context.work(1, |job| clone_container(&request, job))?;
             if let Some(taken) = &made.taken {
                 warn_of_freeze(taken, context);
