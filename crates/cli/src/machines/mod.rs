@@ -2,6 +2,7 @@
 
 pub mod datasets;
 pub mod guests;
+mod libvirt;
 pub(crate) mod no_image;
 pub mod pools;
 pub mod runs;
@@ -26,8 +27,8 @@ use crate::process::environment;
 
 pub use holdfast_policy::Glob;
 
-/// The default address of libvirt.
-const LIBVIRT_DEFAULT: &str = "qemu:///system";
+pub use libvirt::{connect_libvirt, libvirt_address};
+
 /// Prefix of the path of a QEMU monitor.
 const QMP: &str = "qmp:";
 const LIBVIRT: &str = "libvirt:";
@@ -219,28 +220,12 @@ pub struct Found {
     pub way: Vec<OsString>,
 }
 
-/// The address of libvirt: from the user, otherwise from the environment, otherwise that of this host.
-pub fn libvirt_address(given: Option<&str>, context: &Context) -> String {
-    match (given, context.variable(environment::LIBVIRT_URI)) {
-        (Some(uri), _) => uri.to_owned(),
-        (None, Some(uri)) => uri.to_string_lossy().into_owned(),
-        (None, None) => LIBVIRT_DEFAULT.to_owned(),
-    }
-}
-
-/// Connects to the libvirt at `uri`, with the configuration folder of the current user.
-pub fn connect_libvirt(uri: &str, context: &Context) -> Result<Libvirt, Error> {
-    let libvirt = Libvirt::connect(uri).map_err(holdfast_engine::Error::from)?;
-    Ok(match context.configuration_folder() {
-        Some(folder) => libvirt.with_configurations(&folder),
-        None => libvirt,
-    })
-}
-
 /// The hypervisors of a command; each connection is opened when it is first needed.
 pub struct Hypervisors<'a> {
     context: &'a Context,
     uri: String,
+    /// Whether the user has given the address.
+    is_given: bool,
     libvirt: OnceCell<Libvirt>,
 }
 
@@ -251,13 +236,24 @@ impl<'a> Hypervisors<'a> {
         Self {
             context,
             uri,
+            is_given: connect.is_some() || context.variable(environment::LIBVIRT_URI).is_some(),
             libvirt: OnceCell::new(),
         }
+    }
+
+    /// The address of libvirt.
+    pub fn uri(&self) -> &str {
+        &self.uri
     }
 
     /// Whether libvirt is on another host, which may ask for a password.
     pub fn is_remote(&self) -> bool {
         self.uri.split_once(':').is_some_and(|(scheme, _)| scheme.contains('+'))
+    }
+
+    /// Whether no libvirt is expected on this host: no address is given, no daemon listens, and no machine is defined.
+    pub fn is_without_libvirt(&self) -> bool {
+        !self.is_given && libvirt::is_absent()
     }
 
     /// The connection to libvirt.

@@ -22,7 +22,8 @@ use crate::units;
 /// Arguments of `machines`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MachinesArgs {
-    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME, or vbox: for all machines of VirtualBox
+    /// Only these: a name, a pattern ('web*'), tag:TAG, qmp:SOCKET, vbox:NAME (vbox: is all of VirtualBox), or
+    /// xen://POOL [default: all machines of libvirt and VirtualBox]
     #[arg(value_name = "MACHINE")]
     machines: Vec<OsString>,
     /// The hypervisor's address: qemu:///system, qemu:///session, qemu+ssh://HOST/system
@@ -254,7 +255,7 @@ impl Report for MachinesListed {
 
 fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     let WordsByHypervisor {
-        of_virtualbox,
+        mut of_virtualbox,
         of_pools,
         containers,
         others: words,
@@ -265,9 +266,14 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
             "holdfast container info shows a container",
         ));
     }
+    let everything = args.machines.is_empty();
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
-    let chosen = if words.is_empty() && !(of_virtualbox.is_empty() && of_pools.is_empty()) {
+    let is_without_libvirt = everything && hypervisors.is_without_libvirt();
+    if is_without_libvirt {
+        context.console().note("no libvirt is in use on this host");
+    }
+    let chosen = if is_without_libvirt || (words.is_empty() && !everything) {
         Vec::new()
     } else {
         hypervisors.all_of(words)?
@@ -275,7 +281,7 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     for chosen in chosen {
         let found = match hypervisors.find(&chosen) {
             // The machine ended meanwhile.
-            Err(error) if args.machines.is_empty() && error.is_no_such_machine() => continue,
+            Err(error) if everything && error.is_no_such_machine() => continue,
             other => other?,
         };
         let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
@@ -283,6 +289,9 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
         machines.push(Listing::new(found.hypervisor, &size_of, description));
     }
     let place = virtualbox::place(context);
+    if everything && place.registry_file().exists() {
+        of_virtualbox.push(String::new());
+    }
     let chosen = virtualbox::choose(&place, &of_virtualbox, &[], context)?.chosen;
     let is_one = chosen.len() == 1;
     for machine in chosen {

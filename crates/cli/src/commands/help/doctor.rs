@@ -2,6 +2,7 @@
 
 mod named;
 mod pools;
+mod qemu;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -9,14 +10,15 @@ use std::path::PathBuf;
 use holdfast_block::error_text;
 use holdfast_engine::{
     Action, DoctorReport, DoctorRequest, DoctorStorage, EmptiedOverlays, ExaminedMachine, ExaminedPool, Execution,
-    FindingState, Outcome, StateStore, VirtualBox, VirtualBoxMachine, doctor, noted_runs,
+    FindingState, Outcome, StateStore, VirtualBox, VirtualBoxMachine, doctor,
 };
 use holdfast_host::provider::Dataset;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
-use holdfast_repo::{Liveness, Processes as _, Repository, SystemProcesses};
+use holdfast_repo::{Processes as _, Repository, SystemProcesses};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use self::qemu::QemuMachines;
 use crate::args::PoolArgs;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
@@ -27,7 +29,7 @@ use crate::machines::datasets;
 use crate::machines::runs;
 use crate::machines::states::StateArgs;
 use crate::machines::virtualbox::{self, VirtualBoxChoice};
-use crate::machines::{Found, Hypervisors, MachineWord, WordsByHypervisor, libvirt_address};
+use crate::machines::{Everything, Found, Hypervisors, MachineWord, WordsByHypervisor, libvirt_address};
 use crate::output::{Page, Report, Style};
 use crate::process::time;
 use crate::units;
@@ -252,24 +254,20 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
     let place = virtualbox::place(context);
     let boxes = of_virtualbox(&place, boxes, everything, context)?;
     let pools = pools::of_pools(args, &of_pools, context)?;
-    let is_about_libvirt = everything || words.iter().any(|word| !matches!(word, MachineWord::Qmp(_)));
     let journal = context.journal_folder();
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
-    let (found, mut unreachable) = subjects(words, everything, &hypervisors, journal.as_ref())?;
+    let qemu = QemuMachines::find(words, args.everything(), &hypervisors, journal.as_deref())?;
+    let libvirt = qemu.libvirt;
+    let mut unreachable = qemu.unreachable;
     unreachable.extend(pools.unreachable);
-    let libvirt = if is_about_libvirt {
-        Some(hypervisors.libvirt()?)
-    } else {
-        None
-    };
     let repository = repository(context);
     let providers = datasets::providers(context);
     let states = states(args, context)?;
-    let mut machines = names_of(&found, &boxes, &pools.subjects);
+    let mut machines = names_of(&qemu.found, &boxes, &pools.subjects);
     machines.extend(containers.iter().map(|folder| folder.display().to_string()));
     let names = datasets.iter().map(ToString::to_string).collect();
     let request = DoctorRequest {
-        subjects: found.iter().map(subject).collect(),
+        subjects: qemu.found.iter().map(subject).collect(),
         virtualbox: boxes.chosen,
         pools: pools.subjects,
         containers,
@@ -297,13 +295,16 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         }),
     };
     let report: DoctorReport = context.work(1, |job| doctor(&request, args.execution(), job))?;
+    let is_healthy = report.left_count() == 0;
+    let mut notes = report.notes;
+    notes.extend(qemu.note);
     context.report(&Examined {
         fix: args.fix,
-        is_healthy: report.left_count() == 0,
+        is_healthy,
         machines,
         datasets: names,
         findings: report.findings.iter().map(FindingDocument::from).collect(),
-        notes: report.notes,
+        notes,
     })
 }
 
@@ -324,6 +325,14 @@ impl DoctorArgs {
     /// Whether all machines are examined because none is named.
     fn examines_everything(&self) -> bool {
         self.targets.is_empty()
+    }
+
+    fn everything(&self) -> Everything {
+        if self.examines_everything() {
+            Everything::Wanted
+        } else {
+            Everything::NotWanted
+        }
     }
 
     fn execution(&self) -> Execution {
@@ -369,32 +378,6 @@ fn of_virtualbox<'a>(
 /// Machines that cannot be examined, each with the reason.
 type Unreachable = Vec<(String, String)>;
 
-/// The machines to examine, and those that cannot be examined, each with the reason.
-fn subjects(
-    words: Vec<MachineWord>,
-    everything: bool,
-    hypervisors: &Hypervisors<'_>,
-    journal: Option<&PathBuf>,
-) -> Result<(Vec<Found>, Unreachable), Error> {
-    let (mut found, mut unreachable) = (Vec::new(), Vec::new());
-    // Without words, all machines are selected, unless only datasets are named.
-    let chosen = if words.is_empty() && !everything {
-        Vec::new()
-    } else {
-        hypervisors.all_of(words)?
-    };
-    for chosen in chosen {
-        match hypervisors.find(&chosen) {
-            Err(error) if everything && error.is_no_such_machine() => {}
-            other => found.push(other?),
-        }
-    }
-    if everything {
-        noted_elsewhere(journal, hypervisors, &mut found, &mut unreachable)?;
-    }
-    Ok((found, unreachable))
-}
-
 /// The store of machine states. If it cannot be opened, the other checks still run.
 fn states(args: &DoctorArgs, context: &Context) -> Result<Option<StateStore>, Error> {
     let opened = context.work(1, |job| Ok(args.states.open(context, job)))?;
@@ -435,41 +418,6 @@ fn subject(found: &Found) -> ExaminedMachine<'_> {
         address: found.address.to_string_lossy().into_owned(),
         way: runs::texts(&found.way),
     }
-}
-
-/// Machines in the journal that libvirt does not know.
-fn noted_elsewhere(
-    journal: Option<&PathBuf>,
-    hypervisors: &Hypervisors<'_>,
-    found: &mut Vec<Found>,
-    unreachable: &mut Unreachable,
-) -> Result<(), Error> {
-    let noted = journal
-        .map(|folder| noted_runs(folder))
-        .transpose()?
-        .unwrap_or_default();
-    for record in noted {
-        let address = record.address().unwrap_or_default();
-        // A live process still owns its monitor.
-        if record.liveness(&SystemProcesses) == Liveness::Alive {
-            continue;
-        }
-        let is_known = found.iter().any(|found| found.address == *address);
-        let Some(path) = address.strip_prefix("qmp:").filter(|_| !is_known) else {
-            continue;
-        };
-        // No process listens on the socket: that QEMU has ended.
-        if std::os::unix::net::UnixStream::connect(path).is_err() {
-            continue;
-        }
-        for chosen in hypervisors.all_of(vec![MachineWord::Qmp(path.into())])? {
-            match hypervisors.find(&chosen) {
-                Ok(machine) => found.push(machine),
-                Err(error) => unreachable.push((record.machine.clone(), error_text(&error))),
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The repository, if one is given; a repository that cannot be opened is skipped.
