@@ -74,6 +74,7 @@ fn only_trusted_templates_of_one_disk_become_containers() {
     refused(1, &["--template", "base"], "does not count");
     refused(2, &["--template", "base", "--from", "signers"], "cannot be used with");
     refused(2, &[], "<SIZE>");
+    refused(2, &["1M"], "--allowed-signers is about the signatures of templates");
     refused(2, &["18446744073709551615"], "18446744073709551615");
     push(&rig, "good", "base.raw", "anna", &[]);
     refused(1, &["1M", "--template", "good"], "the disk has");

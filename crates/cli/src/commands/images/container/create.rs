@@ -121,6 +121,7 @@ impl Verb for CreateContainerArgs {
             signer: None,
             signed: None,
         };
+        self.source.check()?;
         if let Some(template) = &self.source.template {
             let plan = TemplateContainerPlan {
                 template,

@@ -33,6 +33,17 @@ pub(super) struct TemplateContainerPlan<'a> {
 }
 
 impl TemplateSourceArgs {
+    /// Returns an error for options that need a template if there is none.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        match self.trust.given_option() {
+            Some(option) if self.template.is_none() => Err(Error::usage(
+                format!("{option} is about the signatures of templates"),
+                "add --template, or remove the option",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Creates the container, or plans that.
     pub(super) fn create(
         &self,

@@ -47,6 +47,16 @@ pub(super) struct SignArgs {
 }
 
 impl TrustArgs {
+    /// The first of these options that is given.
+    pub(in crate::commands::images) fn given_option(&self) -> Option<&'static str> {
+        let options = [
+            ("--allowed-signers", &self.allowed_signers),
+            ("--revoked-signers", &self.revoked_signers),
+        ];
+        let mut given = options.into_iter().filter(|(_, file)| file.is_some());
+        given.next().map(|(option, _)| option)
+    }
+
     /// The verifier of signatures, and the trusted signers.
     pub(in crate::commands::images) fn trust<'a>(
         &self,
