@@ -54,7 +54,8 @@ pub use serve::{
     unmount_container,
 };
 pub use snapshot_mount::{
-    MountedSnapshot, ServeUntil, SnapshotServeRequest, mount_snapshot, unmount_snapshot, wait_for_unmount,
+    MountedSnapshot, ServeUntil, SnapshotServeRequest, is_mounted_from_container, mount_snapshot, unmount_snapshot,
+    wait_for_unmount,
 };
 pub(crate) use snapshot_mount::{ServedFileSystem, with_served_file_system};
 pub(crate) use state::REPOSITORY_PROPERTY;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use holdfast_block::BlockDevice as _;
 use holdfast_host::fuse_mount::{MountReaders, UnmountMode, unmount_fuse};
 use holdfast_host::loop_device::loop_devices_of;
+use holdfast_host::provider::Mounts;
 use holdfast_image::{ContainerTree, PointInTime};
 use holdfast_serve::fuse::{Directory, FileContent, MountEvents, TreeEntry};
 use holdfast_serve::nbd::ExportDevice;
@@ -276,6 +277,11 @@ pub fn wait_for_unmount(folder: &Path, job: Job<'_>) -> Result<()> {
         job.clock.sleep(LOOK_INTERVAL);
     }
     Ok(())
+}
+
+/// Whether the file system of a container, or of one of its snapshots, is mounted on `folder`.
+pub fn is_mounted_from_container(folder: &Path, runtime: &Path, mounts: &Mounts) -> bool {
+    disk_mounted_on(folder).is_some() || ContainerPlace::mounted_on(folder, runtime, mounts).is_some()
 }
 
 /// Unmounts the file system of a snapshot on `folder`. Returns whether there is one.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
-use holdfast_engine::{MountContent, SnapshotName};
+use holdfast_engine::{MountContent, SnapshotName, is_mounted_from_container};
 use holdfast_host::fuse_mount::{is_fuse_mount, unmount_unused_fuse};
 use holdfast_host::provider::{self, Mounts};
 use holdfast_host::{ProcessInfo, processes_named};
@@ -203,6 +203,11 @@ fn unmount(args: &UnmountArgs, context: &Context) -> Result<Exit, Error> {
         flush(&folder)?;
         unmount_unused_fuse(&folder, &**context.clock()).map_err(holdfast_engine::Error::from)?;
         wait_for_server(&folder, context);
+    } else if is_mounted_from_container(&folder, &context.runtime_folder(), &mounts) {
+        return Err(Error::usage(
+            format!("the file system of a container is mounted on {}", folder.display()),
+            "holdfast container unmount CONTAINER|DIR",
+        ));
     } else {
         let (tools, providers) = (datasets::tools(context), datasets::providers(context));
         provider::unmount(&*tools, providers.zfs(), &**context.clock(), &folder)

@@ -15,6 +15,7 @@ use holdfast_engine::{
     SourceName,
 };
 use holdfast_host::{Hypervisor as _, LocalTools};
+use holdfast_image::is_container;
 use serde::Serialize;
 
 use crate::args::{Example, JobArgs, SharedOptions, Switch as _};
@@ -223,6 +224,14 @@ fn run(args: &CloneArgs, context: &Context) -> Result<Exit, Error> {
     if let Some(file) = Some(Path::new(&args.of)).filter(is_image) {
         no_image::refuse(&args.of)?;
         clones.images = clone_images(args, file, &names, context)?;
+    } else if is_container(Path::new(&args.of)) {
+        return Err(Error::usage(
+            format!(
+                "{} is a container, which this command does not clone",
+                args.of.display()
+            ),
+            "holdfast container clone CONTAINER NEW",
+        ));
     } else if is_path(&args.of) {
         return Err(Error::from(holdfast_engine::Error::File {
             action: "open",

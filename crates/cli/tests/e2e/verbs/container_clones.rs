@@ -1,6 +1,9 @@
 //! Clones of containers.
 
+use serde_json::{Value, json};
+
 use super::containers::{Container, is_root};
+use crate::host::text as path_text;
 use crate::rig::{Rig, noise};
 
 fn read(container: &Container<'_>, name: &str) -> Vec<u8> {
@@ -42,6 +45,10 @@ fn a_clone_of_a_used_container_is_a_container_of_its_own() {
         assert_eq!(names, ["before"], "{name}");
     }
     source.write("file", b"gone on");
+    let (_, text) = rig.error(2, &["clone", "web1", "web4"]);
+    assert!(text.contains("holdfast container clone"), "{text}");
+    let (_, text) = rig.error(2, &["unmount", path_text(&source.point.path("."))]);
+    assert!(text.contains("holdfast container unmount"), "{text}");
     let clone = Container::mount(&rig, "web2");
     let of_before = Container::mount(&rig, "web3");
     assert!(read(&clone, "file") == new);
@@ -88,4 +95,40 @@ fn a_container_that_is_not_mounted_is_cloned_by_any_user() {
         assert!(!rig.run(words).status.success(), "{words:?}");
     }
     assert!(rig.names(".").iter().all(|name| !name.contains("web3")));
+}
+
+#[test]
+fn doctor_deletes_the_snapshot_that_a_killed_clone_has_taken() {
+    let rig = Rig::empty();
+    rig.ok(&["container", "create", "web1", "8M", "--filesystem", "none"]);
+    rig.ok(&["container", "snapshot", "web1", "kept"]);
+    rig.ok(&["container", "snapshot", "web1", "left"]);
+    let mut document: Value = serde_json::from_slice(&rig.read("web1/container.json")).unwrap();
+    let snapshots = document["snapshots"].as_array_mut().unwrap();
+    let left = snapshots.iter_mut().find(|one| one["name"] == "left").unwrap();
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    let dead = json!({"host": host.trim(), "boot": "before", "namespace": "1", "process": 1, "started": 1});
+    left["properties"]["clone.process"] = dead.to_string().into();
+    rig.write("web1/container.json", document.to_string().as_bytes());
+    let names = || -> Vec<String> {
+        let snapshots = rig.report(&["container", "snapshots", "web1"]);
+        let snapshots = snapshots["snapshots"].as_array().unwrap().iter();
+        snapshots.map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+    };
+    let found = rig.json(3, &["doctor", "container:web1"]);
+    let finding = &found["report"]["findings"][0];
+    assert_eq!(finding["kind"], "container-snapshot");
+    assert!(
+        finding["what"]
+            .as_str()
+            .unwrap()
+            .contains("that a killed clone has taken"),
+        "{finding}"
+    );
+    assert_eq!(names(), ["kept", "left"]);
+    // There is no repository.
+    let repaired = rig.json(3, &["doctor", "container:web1", "--fix"]);
+    assert_eq!(repaired["report"]["is_healthy"], true, "{repaired}");
+    assert_eq!(names(), ["kept"]);
+    rig.ok(&["container", "check", "web1"]);
 }
