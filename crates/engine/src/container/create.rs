@@ -137,6 +137,13 @@ pub(crate) fn create_complete<T>(folder: &Path, make: impl FnOnce(&Path) -> Resu
     };
     check_absent(folder)?;
     let partial = partial_of(folder);
+    // Its disk is mounted. Without its files, that could not be unmounted any more.
+    if ContainerLock::is_held(&partial).unwrap_or(false) {
+        return Err(ContainerError::BeingCreated {
+            folder: folder.to_owned(),
+        }
+        .into());
+    }
     // What a killed process has left.
     remove_partial(&partial).map_err(|error| failed("replace", error))?;
     let made = make(&partial);

@@ -9,12 +9,12 @@ use holdfast_host::{MachineState, MachineSummary, grace_periods};
 use holdfast_image::{ContainerLock, ContainerTree, is_container};
 
 use super::leftovers::AGE_MIN_MS;
-use super::seen::{CloneSnapshot, FindingKind, Repair, Seen, SeenContainer, SeenLayer};
+use super::seen::{CloneSnapshot, FindingKind, Repair, Seen, SeenContainer, SeenLayer, SeenPlace};
 use super::{Action, DoctorRequest, Finding};
 use crate::capture::container::backup_layers;
 use crate::container::{
     ContainerPlace, PARTIAL_ENDING, RuntimeRemains, RuntimeState, clear_runtime_remains, delete_snapshots,
-    is_left_by_clone, is_of_mount, runtime_remains,
+    is_left_by_clone, is_of_mount, runtime_remains, unmount_container,
 };
 use crate::job::Job;
 use crate::machine::lock::{MachineLock, Work};
@@ -96,14 +96,16 @@ fn examine(request: &DoctorRequest<'_>, folder: &Path) -> crate::Result<SeenCont
     })
 }
 
-/// Folders in which a killed process was making a container.
-pub(super) fn partial_containers(place: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(place).into_iter().flatten().flatten();
+/// Folders in which a killed process was making a container. Its disk may still be mounted: the server has not ended with
+/// the process.
+pub(super) fn partial_containers(place: &SeenPlace) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(&place.place).into_iter().flatten().flatten();
     let is_partial = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        name.starts_with('.') && name.ends_with(PARTIAL_ENDING) && path.is_dir() && !is_used(path)
+        name.starts_with('.') && name.ends_with(PARTIAL_ENDING) && path.is_dir()
     };
-    entries.map(|entry| entry.path()).filter(is_partial).collect()
+    let is_abandoned = |path: &PathBuf| is_partial(path) && !(place.is_shared && is_used(path));
+    entries.map(|entry| entry.path()).filter(is_abandoned).collect()
 }
 
 fn is_used(folder: &Path) -> bool {
@@ -280,8 +282,17 @@ pub(super) fn delete_layers(
     })
 }
 
-/// Deletes the folder of a container that was not completed.
-pub(super) fn delete_partial(folder: &Path) -> Result<String, String> {
+/// Deletes the folder of a container that was not completed, after its disk is unmounted.
+pub(super) fn delete_partial(request: &DoctorRequest<'_>, folder: &Path, job: Job<'_>) -> Result<String, String> {
+    if is_used(folder) {
+        let words = |error: crate::Error| error_text(&error);
+        let place = ContainerPlace::find(folder, &request.runtime).map_err(words)?;
+        unmount_container(&place, job).map_err(words)?;
+    }
+    delete_unused(folder)
+}
+
+fn delete_unused(folder: &Path) -> Result<String, String> {
     if is_used(folder) {
         return Err(format!("{}: a process is using it", folder.display()));
     }
@@ -295,10 +306,10 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{
-        Action, ContainerLock, FindingKind, Repair, RuntimeRemains, RuntimeState, delete_partial, diagnose,
+        Action, ContainerLock, FindingKind, Repair, RuntimeRemains, RuntimeState, delete_unused, diagnose,
         partial_containers,
     };
-    use crate::doctor::seen::{CloneSnapshot, Seen, SeenContainer, SeenLayer, SeenRepository};
+    use crate::doctor::seen::{CloneSnapshot, Seen, SeenContainer, SeenLayer, SeenPlace, SeenRepository};
 
     fn layer(id: &str, repository: &str) -> SeenLayer {
         SeenLayer {
@@ -370,12 +381,22 @@ mod tests {
             std::fs::create_dir(place.path().join(name)).unwrap();
         }
         let partial = place.path().join(".web1.holdfast-new");
+        let noted = |is_shared| SeenPlace {
+            number: 1,
+            place: place.path().to_owned(),
+            process: 1,
+            held: None,
+            has_folder: false,
+            is_shared,
+        };
         let lock = ContainerLock::take(&partial).unwrap();
-        assert!(partial_containers(place.path()).is_empty());
-        assert!(delete_partial(&partial).unwrap_err().contains("using it"));
+        assert!(partial_containers(&noted(true)).is_empty());
+        assert!(delete_unused(&partial).unwrap_err().contains("using it"));
+        // The process that has noted the place is dead, and no other one has.
+        assert_eq!(partial_containers(&noted(false)), std::slice::from_ref(&partial));
         drop(lock);
-        assert_eq!(partial_containers(place.path()), std::slice::from_ref(&partial));
-        delete_partial(&partial).unwrap();
+        assert_eq!(partial_containers(&noted(true)), std::slice::from_ref(&partial));
+        delete_unused(&partial).unwrap();
         assert!(!partial.exists());
     }
 

@@ -314,7 +314,10 @@ impl Diagnosis<'_> {
     fn leftovers(&mut self) {
         for Leftover { path, kind, since_ms } in &self.seen.leftovers {
             let (what, repair) = match kind {
-                LeftoverKind::Socket => ("a socket without a server", Repair::DeleteFolder(path.clone())),
+                LeftoverKind::Socket => (
+                    "a folder for sockets or mounts that no process uses",
+                    Repair::DeleteFolder(path.clone()),
+                ),
                 LeftoverKind::Scratch => (
                     "a folder with scratch files that no process has open",
                     Repair::DeleteFolder(path.clone()),

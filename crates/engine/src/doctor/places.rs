@@ -20,10 +20,10 @@ pub(super) fn look(request: &DoctorRequest<'_>) -> crate::Result<Vec<SeenPlace>>
     let Some(folder) = &request.places else {
         return Ok(Vec::new());
     };
-    let is_dead =
-        |record: &PlaceRecord| liveness_of(&record.process, request.processes) == Liveness::Dead && request.everything;
-    let dead = noted_places(folder)?.into_iter().filter(is_dead);
-    let seen = dead.map(|record| SeenPlace {
+    let is_dead = |record: &PlaceRecord| liveness_of(&record.process, request.processes) == Liveness::Dead;
+    let (dead, others): (Vec<_>, Vec<_>) = noted_places(folder)?.into_iter().partition(is_dead);
+    let seen = dead.into_iter().filter(|_| request.everything).map(|record| SeenPlace {
+        is_shared: others.iter().any(|other| other.place == record.place),
         number: record.number,
         place: record.place,
         process: record.process.process,
@@ -44,9 +44,13 @@ pub(super) fn leftovers(places: &[SeenPlace]) -> Vec<Leftover> {
     let files = folders.iter().flat_map(|folder| left_in(folder));
     let files = files.map(|path| leftover(path, LeftoverKind::Partial));
     let unfinished = folders.iter().flat_map(|folder| unfinished_folders(folder));
-    let containers = folders.iter().flat_map(|folder| partial_containers(folder));
+    let containers: BTreeSet<_> = places.iter().flat_map(partial_containers).collect();
     files
-        .chain(containers.map(|path| leftover(path, LeftoverKind::UnfinishedContainer)))
+        .chain(
+            containers
+                .into_iter()
+                .map(|path| leftover(path, LeftoverKind::UnfinishedContainer)),
+        )
         .chain(unfinished.map(|path| leftover(path, LeftoverKind::UnfinishedFolder)))
         .collect()
 }

@@ -62,7 +62,7 @@ pub(super) fn repair(request: &DoctorRequest<'_>, finding: &Finding, job: Job<'_
         Repair::ClearRuntime(folder) => containers::clear_runtime(folder, job),
         Repair::ResetGracePeriods => containers::reset_grace_periods(),
         Repair::DeleteContainerSnapshots { folder, ids } => containers::delete_layers(request, folder, ids, job),
-        Repair::DeleteUnfinishedContainer(folder) => containers::delete_partial(folder),
+        Repair::DeleteUnfinishedContainer(folder) => containers::delete_partial(request, folder, job),
         Repair::ForgetStates => repair_host::forget_states(request, job),
         Repair::Abandon(folder) => abandon(request, folder, job.clock),
         Repair::ForgetRun(run) => forget(request, finding, *run, job),

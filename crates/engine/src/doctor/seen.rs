@@ -236,6 +236,8 @@ pub(super) struct SeenPlace {
     pub(super) held: Option<HeldSnapshotNote>,
     /// Whether the folder of the instant restore exists.
     pub(super) has_folder: bool,
+    /// Whether another process, which may be alive, has noted the place too.
+    pub(super) is_shared: bool,
 }
 
 /// Observations of a pool.

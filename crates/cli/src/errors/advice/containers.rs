@@ -26,6 +26,11 @@ pub(super) fn content_advice(error: &ContainerContentError) -> Advice {
 pub(super) fn container_advice(error: &ContainerError) -> Advice {
     match error {
         ContainerError::Exists { .. } => advice(Exit::Error, Kind::Exists, "name a new folder"),
+        ContainerError::BeingCreated { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "wait for that process; if it was killed, holdfast doctor --fix unmounts and deletes what it has left",
+        ),
         ContainerError::NoFileSystem { .. } => advice(
             Exit::Error,
             Kind::Unsupported,

@@ -6,6 +6,7 @@ mod clones;
 mod configurations;
 mod container_backups;
 mod container_clones;
+mod container_creations;
 mod container_histories;
 mod container_memory;
 mod container_storage;

@@ -12,6 +12,12 @@ pub enum ContainerError {
         /// The folder.
         folder: PathBuf,
     },
+    /// Another process is creating the container, or was killed and its disk is still mounted.
+    #[error("another process is creating {}, or was killed while it did", folder.display())]
+    BeingCreated {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// The disk has none or several file systems.
     #[error("the disk of {} has {what}", container.display())]
     NoFileSystem {
