@@ -1,5 +1,7 @@
 //! Observations of the doctor, before they are diagnosed.
 
+mod containers;
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -15,6 +17,8 @@ use crate::host_snapshot::states::Unfinished;
 use crate::machine::place_note::HeldSnapshotNote;
 use crate::machine::run_journal::RunRecord;
 use crate::restore::instant::InstantState;
+
+pub(super) use containers::{CloneSnapshot, SeenContainer, SeenLayer};
 
 /// All observations.
 #[derive(Debug, Clone, Default)]
@@ -290,36 +294,6 @@ pub(super) struct SeenBox {
     pub(super) life: Liveness,
     /// The program that can delete them.
     pub(super) manager: Option<String>,
-}
-
-/// A container with the snapshots that backups and clones have taken.
-#[derive(Debug, Clone)]
-pub(super) struct SeenContainer {
-    pub(super) folder: PathBuf,
-    pub(super) layers: Vec<SeenLayer>,
-    /// Whether a backup of it is running.
-    pub(super) is_backed_up: bool,
-    pub(super) left_by_clones: Vec<CloneSnapshot>,
-}
-
-/// A snapshot of a container that a killed clone has left.
-#[derive(Debug, Clone)]
-pub(super) struct CloneSnapshot {
-    /// The UUID of its layer.
-    pub(super) id: String,
-    /// When it was taken, in seconds since 1970.
-    pub(super) created_s: Option<u64>,
-}
-
-/// A snapshot of a container that a backup has taken.
-#[derive(Debug, Clone)]
-pub(super) struct SeenLayer {
-    /// The UUID of its layer.
-    pub(super) id: String,
-    pub(super) repository: String,
-    pub(super) machine: String,
-    /// When it was taken, in seconds since 1970.
-    pub(super) created_s: Option<u64>,
 }
 
 /// Kind of a finding.
