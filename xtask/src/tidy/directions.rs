@@ -21,6 +21,7 @@ pub(crate) const LEVELS: &[Level] = &[
     ("host", &["block", "hardware"]),
     ("appliance", &["block", "guest-files", "host"]),
     ("serve", &["block"]),
+    ("transfer", &["block"]),
     (
         "engine",
         &[

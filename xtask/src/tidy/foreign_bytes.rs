@@ -9,12 +9,13 @@ use super::Finding;
 use super::rust_text::RustFile;
 
 /// The crates that the rule applies to, as path prefixes.
-const CRATES: [&str; 5] = [
+const CRATES: [&str; 6] = [
     "crates/appliance/src/",
     "crates/archive/src/",
     "crates/block/src/",
     "crates/guest-files/src/",
     "crates/image/src/",
+    "crates/transfer/src/",
 ];
 /// Calls and types that read a number from bytes.
 const READS: [&str; 4] = ["from_le_bytes", "from_be_bytes", "Record::", "Record<"];

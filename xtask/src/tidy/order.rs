@@ -52,6 +52,12 @@ pub(crate) const ORDERS: &[Order] = &[
             "hostile",
         ],
     ),
+    (
+        "transfer",
+        &[
+            "error", "layout", "digest", "wire", "journal", "convergence", "receiver", "sender",
+        ],
+    ),
     ("host", &["system", "storage", "qemu", "hypervisor", "hostile"]),
     (
         "engine",
