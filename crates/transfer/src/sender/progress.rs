@@ -35,7 +35,7 @@ pub(super) struct CopyProgress {
     pub(super) to_compare: BTreeSet<u64>,
     /// Hashes that were sent and not answered.
     compared: BTreeMap<u64, Digest>,
-    /// Where the last read ended.
+    /// Where the last read of the pass ended.
     cursor: u64,
     pub(super) reads: BTreeMap<u64, ReadRequest>,
     read_count: u64,
@@ -102,6 +102,8 @@ impl CopyProgress {
                 .into_iter()
                 .for_each(|unit| self.want(unit));
         }
+        // A unit that is sent as a whole must be taken from its start.
+        self.cursor = 0;
         self.in_sync.clear();
         self.sync_sent = self.sync_sent.max(accept.sync);
         self.sync_confirmed = accept.sync;
@@ -219,6 +221,7 @@ impl CopyProgress {
             .merge(&self.later)
             .expect("both have the dimensions of the disk");
         self.later.clear_all();
+        self.cursor = 0;
     }
 
     pub(super) fn later_bytes(&self) -> u64 {

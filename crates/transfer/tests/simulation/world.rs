@@ -1,0 +1,618 @@
+//! Both hosts and the network, step by step.
+
+use std::time::Duration;
+
+use holdfast_block::SeededRandom;
+use holdfast_transfer::{
+    Capabilities, ConvergenceOptions, DiskId, FreezeTrigger, Message, Outcome, RangeContent, Receiver, ReceiverAction,
+    ReceiverEvent, ReceiverId, ReceiverOptions, Sender, SenderAction, SenderEvent, SenderOptions, SessionId,
+    ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
+};
+
+use super::network::Connection;
+use super::source::{PendingRead, SECTOR_BYTES, Source};
+use super::target::{OpenFile, Target};
+
+const UNIT_BYTES: u32 = 4096;
+const SESSION: SessionId = SessionId([7; 16]);
+/// A history that takes more steps than this hangs.
+const STEP_COUNT_MAX: u64 = 400_000;
+/// The target that the copy is meant for. Others are stale.
+const REAL: usize = 0;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Faults {
+    ConnectionBreaks,
+    ReceiverLosesPower,
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct WorldOptions {
+    pub(super) seed: u64,
+    pub(super) unit_count: u64,
+    pub(super) capabilities: Capabilities,
+    pub(super) stream_count: u16,
+    pub(super) fault_count: u64,
+    pub(super) stale_target_count: u64,
+    /// Number of writes of the guest, and how many steps there are for each.
+    pub(super) write_count: u64,
+    pub(super) write_interval: u64,
+    pub(super) frozen_max: Duration,
+    pub(super) trigger: FreezeTrigger,
+    pub(super) cut_at_frame: Option<u64>,
+    pub(super) cut_fault: Faults,
+}
+
+impl WorldOptions {
+    /// A copy without failures of a disk that is not written.
+    pub(super) fn quiet(seed: u64) -> Self {
+        Self {
+            seed,
+            unit_count: 128,
+            capabilities: Capabilities::ALL,
+            stream_count: 1,
+            fault_count: 0,
+            stale_target_count: 0,
+            write_count: 0,
+            write_interval: 1,
+            frozen_max: Duration::from_secs(10),
+            trigger: FreezeTrigger::WhenReady,
+            cut_at_frame: None,
+            cut_fault: Faults::ConnectionBreaks,
+        }
+    }
+
+    fn random(seed: u64) -> Self {
+        let mut random = SeededRandom::new(seed);
+        let capabilities = match random.below(6) {
+            0 => Capabilities::default(),
+            1 => Capabilities::SYNC,
+            2 => Capabilities::HASHES,
+            _ => Capabilities::ALL,
+        };
+        Self {
+            seed: random.next_u64(),
+            unit_count: 4 + random.below(28),
+            capabilities,
+            stream_count: 1 + random.below(4) as u16,
+            fault_count: random.below(12),
+            stale_target_count: random.below(4),
+            write_count: random.below(600),
+            write_interval: 2 + random.below(40),
+            frozen_max: Duration::from_millis([20, 60, 200, 2000][random.below(4) as usize]),
+            trigger: if random.one_in(2) {
+                FreezeTrigger::WhenReady
+            } else {
+                FreezeTrigger::OnRequest
+            },
+            cut_at_frame: None,
+            cut_fault: Faults::ConnectionBreaks,
+        }
+    }
+}
+
+pub(super) struct World {
+    options: WorldOptions,
+    random: SeededRandom,
+    now: Duration,
+    source: Source,
+    targets: Vec<Target>,
+    connections: Vec<Connection>,
+    /// The connection of the present sender.
+    current: Option<usize>,
+    link_count: u64,
+    connection_count: u64,
+    faults_left: u64,
+    writes_left: u64,
+    is_handed_over: bool,
+    freeze_count: u64,
+    sent_bytes: u64,
+    frame_count: u64,
+}
+
+impl World {
+    pub(super) fn random(seed: u64) -> Self {
+        Self::new(WorldOptions::random(seed))
+    }
+
+    pub(super) fn new(options: WorldOptions) -> Self {
+        let mut random = SeededRandom::new(options.seed);
+        let size_bytes = options.unit_count * u64::from(UNIT_BYTES);
+        // Some units are holes, and the last one may be short.
+        let mut disk = random.bytes(size_bytes as usize);
+        for unit in disk.chunks_mut(UNIT_BYTES as usize) {
+            if options.write_count > 0 && random.one_in(4) {
+                unit.fill(0);
+            }
+        }
+        if options.write_count > 0 {
+            disk.truncate(disk.len() - random.below(7) as usize * SECTOR_BYTES as usize);
+        }
+        let mut world = Self {
+            random,
+            now: Duration::ZERO,
+            targets: Vec::new(),
+            connections: Vec::new(),
+            current: None,
+            link_count: 0,
+            connection_count: 0,
+            faults_left: options.fault_count,
+            writes_left: options.write_count,
+            is_handed_over: false,
+            freeze_count: 0,
+            sent_bytes: 0,
+            frame_count: 0,
+            source: Source::new(disk),
+            options,
+        };
+        world.add_target(OpenFile::Ours);
+        for number in 0..world.options.stale_target_count {
+            let size_bytes = world.disk_bytes();
+            world.add_target(OpenFile::Another);
+            if number == 1 {
+                // This one holds the copy of another session.
+                let stale = world.targets.last_mut().unwrap();
+                let session = SessionId([9; 16]);
+                *stale = Target::with_copy(size_bytes, session, receiver_options(&world.options, size_bytes, 9));
+            }
+        }
+        world.start_sender();
+        world
+    }
+
+    fn add_target(&mut self, open_file: OpenFile) {
+        let size_bytes = self.disk_bytes();
+        let options = receiver_options(&self.options, size_bytes, self.targets.len() as u8);
+        self.targets.push(Target::new(size_bytes, open_file, options));
+    }
+
+    pub(super) fn disk_bytes(&self) -> u64 {
+        self.source.disk.len() as u64
+    }
+
+    pub(super) fn freeze_count(&self) -> u64 {
+        self.freeze_count
+    }
+
+    /// Bytes of data that were sent.
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes
+    }
+
+    /// Frames that were sent by both sides.
+    pub(super) fn frame_count(&self) -> u64 {
+        self.frame_count
+    }
+
+    /// Runs until the disk is handed over, and checks what must hold.
+    pub(super) fn run(&mut self) {
+        let mut step_count = 0;
+        while !self.is_handed_over {
+            step_count += 1;
+            assert!(step_count < STEP_COUNT_MAX, "the copy hangs: {}", self.description());
+            self.step(step_count);
+            self.check();
+        }
+        let real = &mut self.targets[REAL];
+        assert!(
+            real.is_owner(),
+            "the sender has released the disk, and the target does not own it"
+        );
+        real.lose_power(&mut self.random);
+        assert!(
+            real.is_owner() && real.durable == self.source.disk,
+            "the content is lost with the power"
+        );
+        assert!(!self.source.is_guest_running);
+    }
+
+    fn check(&self) {
+        let owner = self.targets.iter().position(Target::is_owner);
+        if let Some(owner) = owner {
+            assert_eq!(owner, REAL, "a stale target became the owner");
+            assert!(
+                !self.source.is_guest_running,
+                "the guest runs, and the target owns the disk"
+            );
+            let target = &self.targets[REAL];
+            assert!(target.durable == self.source.disk, "the target owns a wrong content");
+        }
+    }
+
+    fn description(&self) -> String {
+        let sender = self.source.sender.as_ref().map(Sender::state);
+        let receivers: Vec<_> = self
+            .targets
+            .iter()
+            .map(|target| target.receiver.as_ref().map(Receiver::state))
+            .collect();
+        format!("sender {sender:?}, receivers {receivers:?}, {:?}", self.source.actions)
+    }
+
+    fn step(&mut self, number: u64) {
+        self.now += Duration::from_micros(self.random.below(1000));
+        if self.faults_left > 0 && self.random.one_in(150) {
+            self.faults_left -= 1;
+            self.fail();
+            return;
+        }
+        if number.is_multiple_of(self.options.write_interval) && self.writes_left > 0 && self.source.is_guest_running {
+            self.writes_left -= 1;
+            self.source.guest_writes(&mut self.random);
+        }
+        match self.random.below(8) {
+            0 | 1 => self.source_acts(),
+            2 => self.source_reads(),
+            3 | 4 => self.arrive_at_receiver(),
+            5 => self.arrive_at_sender(),
+            6 => self.target_operates(),
+            _ => self.notice(),
+        }
+    }
+
+    /// Something breaks.
+    fn fail(&mut self) {
+        match self.random.below(6) {
+            0 | 1 => self.cut(),
+            2 => {
+                self.close_current();
+                self.source.crash();
+            }
+            3 => self.fail_target(Faults::ReceiverLosesPower),
+            4 => self.fail_target(Faults::ConnectionBreaks),
+            _ => {
+                // An acknowledgement is lost with its connection, and everything else arrives.
+                if let Some(connection) = self.current.map(|current| &mut self.connections[current]) {
+                    connection.is_sender_open = false;
+                }
+            }
+        }
+    }
+
+    fn cut(&mut self) {
+        if let Some(connection) = self.current.map(|current| &mut self.connections[current]) {
+            connection.lose();
+            connection.is_sender_open = false;
+            connection.is_receiver_open = false;
+        }
+    }
+
+    fn fail_target(&mut self, fault: Faults) {
+        let target = self.random.below(self.targets.len() as u64) as usize;
+        match fault {
+            Faults::ReceiverLosesPower => self.targets[target].lose_power(&mut self.random),
+            Faults::ConnectionBreaks => self.targets[target].kill(&mut self.random),
+        }
+        for connection in self
+            .connections
+            .iter_mut()
+            .filter(|connection| connection.target == target)
+        {
+            connection.lose();
+            connection.is_receiver_open = false;
+        }
+    }
+
+    fn close_current(&mut self) {
+        if let Some(connection) = self.current.take().map(|current| &mut self.connections[current]) {
+            connection.is_sender_open = false;
+        }
+    }
+
+    /// Time passes, ends of connections are noticed, programs are started again.
+    fn notice(&mut self) {
+        match self.random.below(4) {
+            0 => self.tell_sender(SenderEvent::Tick),
+            1 => {
+                if self.options.trigger == FreezeTrigger::OnRequest && self.random.one_in(4) {
+                    self.tell_sender(SenderEvent::FreezeRequested);
+                }
+            }
+            2 => self.notice_closed(),
+            _ => {
+                if self.source.sender.is_none() && !self.is_handed_over {
+                    self.start_sender();
+                }
+                let index = self.random.below(self.targets.len() as u64) as usize;
+                let target = &mut self.targets[index];
+                if target.receiver.is_none() {
+                    target.start();
+                }
+            }
+        }
+    }
+
+    fn notice_closed(&mut self) {
+        if let Some(current) = self.current {
+            let connection = &self.connections[current];
+            let is_over = !connection.is_receiver_open && !connection.has_frames_to_sender();
+            if is_over || !connection.is_sender_open {
+                self.close_current();
+                self.tell_sender(SenderEvent::Disconnected);
+                return;
+            }
+        }
+        let over = |connection: &&mut Connection| {
+            !connection.is_sender_open && connection.is_receiver_open && !connection.has_frames_to_receiver()
+        };
+        if let Some(connection) = self.connections.iter_mut().find(over) {
+            connection.is_receiver_open = false;
+            let target = connection.target;
+            if let Some(link) = connection.streams.first().map(|stream| stream.link) {
+                self.tell_receiver(target, ReceiverEvent::LinkClosed(link));
+            }
+        }
+    }
+
+    fn start_sender(&mut self) {
+        let layout = UnitLayout::new(self.disk_bytes(), UNIT_BYTES).unwrap();
+        let options = SenderOptions {
+            session: SESSION,
+            disk: DiskId([1; 16]),
+            layout,
+            granularity_bytes: SECTOR_BYTES as u32,
+            capabilities: self.options.capabilities,
+            stream_count: self.options.stream_count,
+            convergence: ConvergenceOptions {
+                frozen_max: self.options.frozen_max,
+                other_frozen: Duration::ZERO,
+                throttle: if self.random.one_in(2) {
+                    ThrottlePolicy::IfNeeded
+                } else {
+                    ThrottlePolicy::Never
+                },
+                unconverged: if self.random.one_in(2) {
+                    Unconverged::GiveUp
+                } else {
+                    Unconverged::FreezeAtMinimum
+                },
+            },
+            trigger: self.options.trigger,
+            attempt_count_max: 3,
+            program: "simulation".to_owned(),
+        };
+        let sender = match self.source.note {
+            None => {
+                self.source.is_guest_running = true;
+                Sender::new(options)
+            }
+            Some(note) => Sender::in_doubt(options, note),
+        };
+        self.source.sender = Some(sender.unwrap());
+        self.collect_sender();
+    }
+
+    fn tell_sender(&mut self, event: SenderEvent) {
+        if let Some(sender) = &mut self.source.sender {
+            sender.handle(event, self.now);
+            self.collect_sender();
+        }
+    }
+
+    fn collect_sender(&mut self) {
+        let Some(sender) = &mut self.source.sender else { return };
+        while let Some(action) = sender.next_action() {
+            match action {
+                SenderAction::Read { read, range } => self.source.reads.push(PendingRead { read, range }),
+                action => self.source.actions.push_back(action),
+            }
+        }
+    }
+
+    fn tell_receiver(&mut self, target: usize, event: ReceiverEvent) {
+        let Some(receiver) = &mut self.targets[target].receiver else {
+            return;
+        };
+        receiver.handle(event, self.now);
+        let mut actions = Vec::new();
+        while let Some(action) = receiver.next_action() {
+            actions.push(action);
+        }
+        for action in actions {
+            match action {
+                ReceiverAction::Send { link, frame } => {
+                    let has_link =
+                        |connection: &&mut Connection| connection.streams.iter().any(|stream| stream.link == link);
+                    let connection = self
+                        .connections
+                        .iter_mut()
+                        .find(has_link)
+                        .expect("links are never forgotten");
+                    if connection.is_receiver_open {
+                        connection.send_to_sender(link, &frame);
+                        self.count_frame(0);
+                    }
+                }
+                ReceiverAction::Close(link) => {
+                    let has_link =
+                        |connection: &&mut Connection| connection.streams.iter().any(|stream| stream.link == link);
+                    let connection = self
+                        .connections
+                        .iter_mut()
+                        .find(has_link)
+                        .expect("links are never forgotten");
+                    connection.is_receiver_open = false;
+                }
+                ReceiverAction::BecameOwner { .. } => {}
+                operation => self.targets[target].operations.push(operation),
+            }
+        }
+    }
+
+    fn source_acts(&mut self) {
+        let Some(action) = self.source.actions.pop_front() else {
+            return;
+        };
+        match action {
+            SenderAction::Connect => self.connect(),
+            SenderAction::Send(frame) => {
+                let data_bytes = match &frame.message {
+                    Message::Range(range) => match &range.content {
+                        RangeContent::Data(bytes) => bytes.len() as u64,
+                        _ => 0,
+                    },
+                    _ => 0,
+                };
+                if let Some(connection) = self.current.map(|current| &mut self.connections[current]) {
+                    connection.send_to_receiver(&frame, &mut self.link_count);
+                    if !connection.is_receiver_open {
+                        connection.lose();
+                    }
+                    self.sent_bytes += data_bytes;
+                    self.count_frame(data_bytes);
+                }
+            }
+            SenderAction::Disconnect => self.close_current(),
+            SenderAction::StartTracker => {
+                self.source.start_tracker();
+                self.tell_sender(SenderEvent::TrackerStarted);
+            }
+            SenderAction::TakeDirty { query } => {
+                let marks = self.source.take_dirty();
+                self.tell_sender(SenderEvent::DirtyTaken { query, marks });
+            }
+            SenderAction::CountDirty { query } => {
+                let dirty_bytes = self.source.dirty_bytes();
+                self.tell_sender(SenderEvent::DirtyCounted { query, dirty_bytes });
+            }
+            SenderAction::CheckTracker { query } => {
+                let dirty_bytes = self.source.dirty_bytes();
+                let check = TrackerCheck::Valid { dirty_bytes };
+                self.tell_sender(SenderEvent::TrackerChecked { query, check });
+            }
+            SenderAction::Freeze { attempt } => {
+                self.freeze_count += 1;
+                if self.random.one_in(20) {
+                    self.tell_sender(SenderEvent::FreezeFailed { attempt });
+                } else {
+                    self.source.is_guest_running = false;
+                    self.tell_sender(SenderEvent::Frozen { attempt });
+                }
+            }
+            SenderAction::Thaw => self.source.is_guest_running = true,
+            SenderAction::NoteHandover(note) => {
+                self.source.note = Some(note);
+                self.tell_sender(SenderEvent::HandoverNoted(note));
+            }
+            SenderAction::ClearHandover => self.source.note = None,
+            SenderAction::Throttle { .. } => self.options.write_interval *= 2,
+            SenderAction::Finished(outcome) => self.finished(&outcome),
+            SenderAction::Read { .. } => unreachable!("reads are carried out apart"),
+            SenderAction::Unthrottle | SenderAction::Report(_) | SenderAction::Warn(_) => {}
+        }
+    }
+
+    fn count_frame(&mut self, _data_bytes: u64) {
+        if self.options.cut_at_frame == Some(self.frame_count) {
+            match self.options.cut_fault {
+                Faults::ConnectionBreaks => self.cut(),
+                Faults::ReceiverLosesPower => self.fail_target(Faults::ReceiverLosesPower),
+            }
+        }
+        self.frame_count += 1;
+    }
+
+    fn connect(&mut self) {
+        let stale = self.targets.len() > 1 && self.faults_left > 0 && self.random.one_in(4);
+        let target = if stale {
+            1 + self.random.below(self.targets.len() as u64 - 1) as usize
+        } else {
+            REAL
+        };
+        if self.targets[target].receiver.is_none() {
+            return self.tell_sender(SenderEvent::Disconnected);
+        }
+        self.connections.push(Connection::new(target));
+        self.current = Some(self.connections.len() - 1);
+        self.connection_count += 1;
+        let connection = self.connection_count;
+        self.tell_sender(SenderEvent::Connected { connection });
+        if self.random.one_in(10) {
+            self.duplicate_attempt(target);
+        }
+    }
+
+    /// The attempt to connect is repeated on a connection of its own, which the sender has given up.
+    fn duplicate_attempt(&mut self, target: usize) {
+        let Some(SenderAction::Send(frame)) = self.source.actions.front().cloned() else {
+            return;
+        };
+        let mut connection = Connection::new(target);
+        connection.is_sender_open = false;
+        connection.send_to_receiver(&frame, &mut self.link_count);
+        self.connections.push(connection);
+    }
+
+    fn finished(&mut self, outcome: &Outcome) {
+        self.source.sender = None;
+        self.source.actions.clear();
+        self.source.reads.clear();
+        match outcome {
+            Outcome::HandedOver(_) => self.is_handed_over = true,
+            Outcome::FrozenTooLong | Outcome::NotConverging(_) => {
+                assert!(self.source.is_guest_running);
+                self.options.frozen_max = Duration::from_secs(1000);
+            }
+            Outcome::Refused(_) => assert!(self.source.is_guest_running),
+            outcome => panic!("{outcome:?}"),
+        }
+    }
+
+    fn source_reads(&mut self) {
+        if self.source.reads.is_empty() {
+            return;
+        }
+        let index = self.random.below(self.source.reads.len() as u64) as usize;
+        let PendingRead { read, range } = self.source.reads.swap_remove(index);
+        let content = self.source.content(range, &mut self.random);
+        self.tell_sender(SenderEvent::Read { read, content });
+    }
+
+    fn arrive_at_receiver(&mut self) {
+        let filled: Vec<usize> = (0..self.connections.len())
+            .filter(|index| self.connections[*index].has_frames_to_receiver())
+            .collect();
+        if filled.is_empty() {
+            return;
+        }
+        let connection = &mut self.connections[filled[self.random.below(filled.len() as u64) as usize]];
+        let target = connection.target;
+        let arrived = connection.arrive_at_receiver(&mut self.random);
+        if let Some((link, frame)) = arrived.filter(|_| connection.is_receiver_open) {
+            self.tell_receiver(target, ReceiverEvent::Received { link, frame });
+        }
+    }
+
+    fn arrive_at_sender(&mut self) {
+        let Some(current) = self.current else { return };
+        let connection = &mut self.connections[current];
+        if connection.is_sender_open
+            && let Some(frame) = connection.arrive_at_sender(&mut self.random)
+        {
+            self.tell_sender(SenderEvent::Received(frame));
+        }
+    }
+
+    fn target_operates(&mut self) {
+        let index = self.random.below(self.targets.len() as u64) as usize;
+        let busy = if self.random.one_in(2) { REAL } else { index };
+        let target = &mut self.targets[busy];
+        if target.operations.is_empty() {
+            return;
+        }
+        let operation = self.random.below(target.operations.len() as u64) as usize;
+        let event = target.operate(operation);
+        self.tell_receiver(busy, event);
+    }
+}
+
+fn receiver_options(options: &WorldOptions, size_bytes: u64, number: u8) -> ReceiverOptions {
+    ReceiverOptions {
+        receiver: ReceiverId([number; 16]),
+        capabilities: options.capabilities,
+        window_bytes: 8 * (u64::from(UNIT_BYTES) + 100),
+        stream_count_max: 3,
+        disk_bytes_max: size_bytes,
+        program: "simulation".to_owned(),
+    }
+}
