@@ -16,25 +16,64 @@ mod source;
 mod target;
 mod world;
 
+use std::collections::BTreeMap;
+
 use holdfast_block::conformance::test_seed;
 use world::{Faults, World, WorldOptions};
 
-fn run(seeds: impl Iterator<Item = u64>) {
+/// Runs the histories, and returns how often each event occurred.
+fn run(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
+    let mut occurrences = BTreeMap::new();
     for seed in seeds {
-        let history = std::panic::catch_unwind(|| World::random(seed).run());
-        if let Err(panic) = history {
-            eprintln!("the history of seed {seed} failed: HOLDFAST_SEED={seed} replays it");
-            std::panic::resume_unwind(panic);
+        let history = std::panic::catch_unwind(|| {
+            let mut world = World::random(seed);
+            world.run();
+            world.into_occurrences()
+        });
+        match history {
+            Ok(occurred) => occurred
+                .into_iter()
+                .for_each(|event| *occurrences.entry(event).or_default() += 1),
+            Err(panic) => {
+                eprintln!("the history of seed {seed} failed: HOLDFAST_SEED={seed} replays it");
+                std::panic::resume_unwind(panic);
+            }
         }
     }
+    occurrences
 }
+
+/// What the histories must contain to prove anything.
+const NEEDED: [&str; 14] = [
+    "commit lost, sender owns",
+    "commit lost, receiver owns",
+    "copy resumed after comparing",
+    "copy resumed",
+    "frozen too long",
+    "not converging",
+    "promise not kept",
+    "sender crashed while frozen",
+    "sender restarted in doubt",
+    "several streams",
+    "target lost power after a synchronization",
+    "throttled",
+    "wrong file",
+    "wrong session",
+];
 
 #[test]
 fn exactly_one_side_owns_the_right_content_whatever_fails() {
     if std::env::var_os("HOLDFAST_SEED").is_some() {
         run(std::iter::once(test_seed()));
     } else {
-        run(0..2500);
+        let occurrences = run(0..4000);
+        for event in NEEDED {
+            assert!(
+                occurrences.contains_key(event),
+                "no history had: {event}; {occurrences:?}"
+            );
+        }
+        println!("{occurrences:?}");
     }
 }
 

@@ -26,6 +26,7 @@ pub(super) struct Target {
     /// Sectors of the cache that may or may not be durable.
     unflushed: BTreeSet<u64>,
     journal: Vec<u8>,
+    is_owner: bool,
     open_file: OpenFile,
     options: ReceiverOptions,
     pub(super) receiver: Option<Receiver>,
@@ -41,6 +42,7 @@ impl Target {
             durable: garbage,
             unflushed: BTreeSet::new(),
             journal: Vec::new(),
+            is_owner: false,
             open_file,
             options,
             receiver: None,
@@ -69,8 +71,14 @@ impl Target {
         JournalState::decode(&self.journal).unwrap()
     }
 
+    /// Whether the journal says, durably, that this target owns the disk.
     pub(super) fn is_owner(&self) -> bool {
-        self.journal_state().is_some_and(|journal| journal.owner.is_some())
+        self.is_owner
+    }
+
+    fn append_journal(&mut self, bytes: &[u8]) {
+        self.journal.extend_from_slice(bytes);
+        self.is_owner = self.journal_state().is_some_and(|journal| journal.owner.is_some());
     }
 
     /// Starts the receiver from its journal.
@@ -105,9 +113,9 @@ impl Target {
             ReceiverAction::AppendJournal { bytes, .. } => Some(bytes),
             _ => None,
         });
-        if let Some(bytes) = bytes {
+        if let Some(bytes) = bytes.cloned() {
             let length = random.below(bytes.len() as u64 + 1);
-            self.journal.extend_from_slice(&bytes[..to_usize(length)]);
+            self.append_journal(&bytes[..to_usize(length)]);
         }
     }
 
@@ -134,7 +142,7 @@ impl Target {
                 ReceiverEvent::Completed(operation)
             }
             ReceiverAction::AppendJournal { operation, bytes } => {
-                self.journal.extend_from_slice(&bytes);
+                self.append_journal(&bytes);
                 ReceiverEvent::Completed(operation)
             }
             ReceiverAction::HashUnit { operation, range } => {

@@ -1,12 +1,13 @@
 //! Both hosts and the network, step by step.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use holdfast_block::SeededRandom;
 use holdfast_transfer::{
-    Capabilities, ConvergenceOptions, DiskId, FreezeTrigger, Message, Outcome, RangeContent, Receiver, ReceiverAction,
-    ReceiverEvent, ReceiverId, ReceiverOptions, Sender, SenderAction, SenderEvent, SenderOptions, SessionId,
-    ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
+    Capabilities, ConvergenceOptions, DiskId, ErrorCode, FreezeTrigger, Message, Outcome, Ownership, RangeContent,
+    Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, Sender, SenderAction, SenderEvent,
+    SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
 };
 
 use super::network::Connection;
@@ -26,6 +27,14 @@ pub(super) enum Faults {
     ReceiverLosesPower,
 }
 
+/// When failures happen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FaultFocus {
+    Anywhere,
+    /// Mostly while the disk changes its owner.
+    Handover,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct WorldOptions {
     pub(super) seed: u64,
@@ -33,6 +42,7 @@ pub(super) struct WorldOptions {
     pub(super) capabilities: Capabilities,
     pub(super) stream_count: u16,
     pub(super) fault_count: u64,
+    pub(super) focus: FaultFocus,
     pub(super) stale_target_count: u64,
     /// Number of writes of the guest, and how many steps there are for each.
     pub(super) write_count: u64,
@@ -52,6 +62,7 @@ impl WorldOptions {
             capabilities: Capabilities::ALL,
             stream_count: 1,
             fault_count: 0,
+            focus: FaultFocus::Anywhere,
             stale_target_count: 0,
             write_count: 0,
             write_interval: 1,
@@ -76,6 +87,11 @@ impl WorldOptions {
             capabilities,
             stream_count: 1 + random.below(4) as u16,
             fault_count: random.below(12),
+            focus: if random.one_in(2) {
+                FaultFocus::Anywhere
+            } else {
+                FaultFocus::Handover
+            },
             stale_target_count: random.below(4),
             write_count: random.below(600),
             write_interval: 2 + random.below(40),
@@ -108,6 +124,8 @@ pub(super) struct World {
     freeze_count: u64,
     sent_bytes: u64,
     frame_count: u64,
+    /// What happened in this history.
+    occurrences: BTreeSet<&'static str>,
 }
 
 impl World {
@@ -142,6 +160,7 @@ impl World {
             freeze_count: 0,
             sent_bytes: 0,
             frame_count: 0,
+            occurrences: BTreeSet::new(),
             source: Source::new(disk),
             options,
         };
@@ -177,6 +196,10 @@ impl World {
     /// Bytes of data that were sent.
     pub(super) fn sent_bytes(&self) -> u64 {
         self.sent_bytes
+    }
+
+    pub(super) fn into_occurrences(self) -> BTreeSet<&'static str> {
+        self.occurrences
     }
 
     /// Frames that were sent by both sides.
@@ -231,7 +254,7 @@ impl World {
 
     fn step(&mut self, number: u64) {
         self.now += Duration::from_micros(self.random.below(1000));
-        if self.faults_left > 0 && self.random.one_in(150) {
+        if self.faults_left > 0 && self.random.one_in(self.fault_interval()) {
             self.faults_left -= 1;
             self.fail();
             return;
@@ -250,11 +273,25 @@ impl World {
         }
     }
 
+    /// The number of steps between failures: in half of the histories, they happen where they are most dangerous.
+    fn fault_interval(&self) -> u64 {
+        let state = self.source.sender.as_ref().map(Sender::state);
+        match (state, self.options.focus) {
+            (Some(SenderState::Commit | SenderState::InDoubt), FaultFocus::Handover) => 4,
+            (Some(SenderState::Seal), FaultFocus::Handover) => 40,
+            (_, FaultFocus::Handover) => 2000,
+            (_, FaultFocus::Anywhere) => 150,
+        }
+    }
+
     /// Something breaks.
     fn fail(&mut self) {
         match self.random.below(6) {
             0 | 1 => self.cut(),
             2 => {
+                if !self.source.is_guest_running && self.source.sender.is_some() {
+                    self.occurrences.insert("sender crashed while frozen");
+                }
                 self.close_current();
                 self.source.crash();
             }
@@ -279,6 +316,12 @@ impl World {
 
     fn fail_target(&mut self, fault: Faults) {
         let target = self.random.below(self.targets.len() as u64) as usize;
+        if self.targets[target]
+            .journal_state()
+            .is_some_and(|journal| journal.sync > 0)
+        {
+            self.occurrences.insert("target lost power after a synchronization");
+        }
         match fault {
             Faults::ReceiverLosesPower => self.targets[target].lose_power(&mut self.random),
             Faults::ConnectionBreaks => self.targets[target].kill(&mut self.random),
@@ -376,7 +419,10 @@ impl World {
                 self.source.is_guest_running = true;
                 Sender::new(options)
             }
-            Some(note) => Sender::in_doubt(options, note),
+            Some(note) => {
+                self.occurrences.insert("sender restarted in doubt");
+                Sender::in_doubt(options, note)
+            }
         };
         self.source.sender = Some(sender.unwrap());
         self.collect_sender();
@@ -495,7 +541,13 @@ impl World {
                 self.tell_sender(SenderEvent::HandoverNoted(note));
             }
             SenderAction::ClearHandover => self.source.note = None,
-            SenderAction::Throttle { .. } => self.options.write_interval *= 2,
+            SenderAction::Throttle { .. } => {
+                self.occurrences.insert("throttled");
+                self.options.write_interval *= 2;
+            }
+            SenderAction::Warn(SenderWarning::PromiseNotKept { .. }) => {
+                self.occurrences.insert("promise not kept");
+            }
             SenderAction::Finished(outcome) => self.finished(&outcome),
             SenderAction::Read { .. } => unreachable!("reads are carried out apart"),
             SenderAction::Unthrottle | SenderAction::Report(_) | SenderAction::Warn(_) => {}
@@ -550,10 +602,21 @@ impl World {
         match outcome {
             Outcome::HandedOver(_) => self.is_handed_over = true,
             Outcome::FrozenTooLong | Outcome::NotConverging(_) => {
+                self.occurrences.insert(match outcome {
+                    Outcome::FrozenTooLong => "frozen too long",
+                    _ => "not converging",
+                });
                 assert!(self.source.is_guest_running);
                 self.options.frozen_max = Duration::from_secs(1000);
             }
-            Outcome::Refused(_) => assert!(self.source.is_guest_running),
+            Outcome::Refused(error) => {
+                assert!(self.source.is_guest_running);
+                self.occurrences.insert(match error.code {
+                    ErrorCode::WrongFile => "wrong file",
+                    ErrorCode::WrongSession => "wrong session",
+                    _ => panic!("{error:?}"),
+                });
+            }
             outcome => panic!("{outcome:?}"),
         }
     }
@@ -583,12 +646,25 @@ impl World {
         }
     }
 
+    fn observe(&mut self, message: &Message) {
+        let event = match message {
+            Message::OwnerAnswer(Ownership::Sender) => "commit lost, sender owns",
+            Message::OwnerAnswer(Ownership::Receiver) => "commit lost, receiver owns",
+            Message::Want(_) => "copy resumed after comparing",
+            Message::Accept(accept) if accept.sync > 0 => "copy resumed",
+            Message::Accept(accept) if accept.stream_count > 1 => "several streams",
+            _ => return,
+        };
+        self.occurrences.insert(event);
+    }
+
     fn arrive_at_sender(&mut self) {
         let Some(current) = self.current else { return };
         let connection = &mut self.connections[current];
         if connection.is_sender_open
             && let Some(frame) = connection.arrive_at_sender(&mut self.random)
         {
+            self.observe(&frame.message);
             self.tell_sender(SenderEvent::Received(frame));
         }
     }
