@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use holdfast_block::{DirtyBitmap, SeededRandom, to_usize};
-use holdfast_transfer::{HandoverNote, RangeContent, Sender, SenderAction};
+use holdfast_transfer::{HandoverNote, RangeContent, Sender, SenderAction, SenderEvent};
 
 /// Bytes that the guest writes at once, and that the tracker marks.
 pub(super) const SECTOR_BYTES: u64 = 512;
@@ -20,8 +20,12 @@ pub(super) struct Source {
     pub(super) sender: Option<Sender>,
     /// Carried out in order.
     pub(super) actions: VecDeque<SenderAction>,
+    /// The answers to them, delivered in order.
+    pub(super) answers: VecDeque<SenderEvent>,
     /// Carried out in any order.
     pub(super) reads: Vec<PendingRead>,
+    /// Completed, and not delivered. The guest may write meanwhile.
+    pub(super) completed_reads: Vec<SenderEvent>,
     write_count: u64,
 }
 
@@ -39,7 +43,9 @@ impl Source {
             note: None,
             sender: None,
             actions: VecDeque::new(),
+            answers: VecDeque::new(),
             reads: Vec::new(),
+            completed_reads: Vec::new(),
             write_count: 0,
         }
     }
@@ -90,10 +96,16 @@ impl Source {
 
     /// The program ends, and with it the tracker. Whoever starts it again looks at the note before the guest runs.
     pub(super) fn crash(&mut self) {
-        self.sender = None;
+        self.end_sender();
         self.tracker = None;
-        self.actions.clear();
-        self.reads.clear();
         self.is_guest_running = false;
+    }
+
+    pub(super) fn end_sender(&mut self) {
+        self.sender = None;
+        self.actions.clear();
+        self.answers.clear();
+        self.reads.clear();
+        self.completed_reads.clear();
     }
 }

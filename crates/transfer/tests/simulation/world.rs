@@ -263,12 +263,17 @@ impl World {
             self.writes_left -= 1;
             self.source.guest_writes(&mut self.random);
         }
-        match self.random.below(8) {
+        match self.random.below(10) {
             0 | 1 => self.source_acts(),
-            2 => self.source_reads(),
-            3 | 4 => self.arrive_at_receiver(),
-            5 => self.arrive_at_sender(),
-            6 => self.target_operates(),
+            2 | 3 => self.source_reads(),
+            4 | 5 => self.arrive_at_receiver(),
+            6 => self.arrive_at_sender(),
+            7 => self.target_operates(),
+            8 => {
+                if let Some(answer) = self.source.answers.pop_front() {
+                    self.tell_sender(answer);
+                }
+            }
             _ => self.notice(),
         }
     }
@@ -347,7 +352,10 @@ impl World {
         match self.random.below(4) {
             0 => self.tell_sender(SenderEvent::Tick),
             1 => {
-                if self.options.trigger == FreezeTrigger::OnRequest && self.random.one_in(4) {
+                let is_armed = self.source.sender.as_ref().map(Sender::state) == Some(SenderState::Armed);
+                if self.options.trigger == FreezeTrigger::OnRequest
+                    && self.random.one_in(if is_armed { 4 } else { 100 })
+                {
                     self.tell_sender(SenderEvent::FreezeRequested);
                 }
             }
@@ -511,34 +519,38 @@ impl World {
             SenderAction::Disconnect => self.close_current(),
             SenderAction::StartTracker => {
                 self.source.start_tracker();
-                self.tell_sender(SenderEvent::TrackerStarted);
+                self.source.answers.push_back(SenderEvent::TrackerStarted);
             }
             SenderAction::TakeDirty { query } => {
                 let marks = self.source.take_dirty();
-                self.tell_sender(SenderEvent::DirtyTaken { query, marks });
+                self.source.answers.push_back(SenderEvent::DirtyTaken { query, marks });
             }
             SenderAction::CountDirty { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
-                self.tell_sender(SenderEvent::DirtyCounted { query, dirty_bytes });
+                self.source
+                    .answers
+                    .push_back(SenderEvent::DirtyCounted { query, dirty_bytes });
             }
             SenderAction::CheckTracker { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
                 let check = TrackerCheck::Valid { dirty_bytes };
-                self.tell_sender(SenderEvent::TrackerChecked { query, check });
+                self.source
+                    .answers
+                    .push_back(SenderEvent::TrackerChecked { query, check });
             }
             SenderAction::Freeze { attempt } => {
                 self.freeze_count += 1;
                 if self.random.one_in(20) {
-                    self.tell_sender(SenderEvent::FreezeFailed { attempt });
+                    self.source.answers.push_back(SenderEvent::FreezeFailed { attempt });
                 } else {
                     self.source.is_guest_running = false;
-                    self.tell_sender(SenderEvent::Frozen { attempt });
+                    self.source.answers.push_back(SenderEvent::Frozen { attempt });
                 }
             }
             SenderAction::Thaw => self.source.is_guest_running = true,
             SenderAction::NoteHandover(note) => {
                 self.source.note = Some(note);
-                self.tell_sender(SenderEvent::HandoverNoted(note));
+                self.source.answers.push_back(SenderEvent::HandoverNoted(note));
             }
             SenderAction::ClearHandover => self.source.note = None,
             SenderAction::Throttle { .. } => {
@@ -596,9 +608,7 @@ impl World {
     }
 
     fn finished(&mut self, outcome: &Outcome) {
-        self.source.sender = None;
-        self.source.actions.clear();
-        self.source.reads.clear();
+        self.source.end_sender();
         match outcome {
             Outcome::HandedOver(_) => self.is_handed_over = true,
             Outcome::FrozenTooLong | Outcome::NotConverging(_) => {
@@ -621,14 +631,18 @@ impl World {
         }
     }
 
+    /// A read takes the content at one step, and is answered at a later one.
     fn source_reads(&mut self) {
-        if self.source.reads.is_empty() {
-            return;
+        if !self.source.reads.is_empty() && self.random.one_in(2) {
+            let index = self.random.below(self.source.reads.len() as u64) as usize;
+            let PendingRead { read, range } = self.source.reads.swap_remove(index);
+            let content = self.source.content(range, &mut self.random);
+            self.source.completed_reads.push(SenderEvent::Read { read, content });
+        } else if !self.source.completed_reads.is_empty() {
+            let index = self.random.below(self.source.completed_reads.len() as u64) as usize;
+            let answer = self.source.completed_reads.swap_remove(index);
+            self.tell_sender(answer);
         }
-        let index = self.random.below(self.source.reads.len() as u64) as usize;
-        let PendingRead { read, range } = self.source.reads.swap_remove(index);
-        let content = self.source.content(range, &mut self.random);
-        self.tell_sender(SenderEvent::Read { read, content });
     }
 
     fn arrive_at_receiver(&mut self) {
@@ -641,7 +655,9 @@ impl World {
         let connection = &mut self.connections[filled[self.random.below(filled.len() as u64) as usize]];
         let target = connection.target;
         let arrived = connection.arrive_at_receiver(&mut self.random);
-        if let Some((link, frame)) = arrived.filter(|_| connection.is_receiver_open) {
+        // Frames that arrived before the receiver closed the connection may reach it afterwards.
+        let is_delivered = connection.is_receiver_open || self.random.one_in(2);
+        if let Some((link, frame)) = arrived.filter(|_| is_delivered) {
             self.tell_receiver(target, ReceiverEvent::Received { link, frame });
         }
     }
