@@ -150,8 +150,7 @@ pub enum SenderEvent {
 }
 
 /// What the caller has to do. Reads may be carried out at the same time and in any order; all other actions are carried
-/// out in the order in which they are returned, and their
-/// answers are delivered in that order.
+/// out in the order in which they are returned. Answers may be late, and arrive in any order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SenderAction {
     /// Connect to the receiver. After a failure, the caller waits and tries again.

@@ -21,6 +21,8 @@ pub(super) struct Connection {
     pub(super) streams: Vec<Stream>,
     pub(super) is_sender_open: bool,
     pub(super) is_receiver_open: bool,
+    /// What is under way takes longer than everything else.
+    pub(super) is_slow: bool,
 }
 
 impl Connection {
@@ -30,6 +32,7 @@ impl Connection {
             streams: Vec::new(),
             is_sender_open: true,
             is_receiver_open: true,
+            is_slow: false,
         }
     }
 

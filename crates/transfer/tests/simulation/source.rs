@@ -20,8 +20,8 @@ pub(super) struct Source {
     pub(super) sender: Option<Sender>,
     /// Carried out in order.
     pub(super) actions: VecDeque<SenderAction>,
-    /// The answers to them, delivered in order.
-    pub(super) answers: VecDeque<SenderEvent>,
+    /// The answers to them, delivered in any order.
+    pub(super) answers: Vec<SenderEvent>,
     /// Carried out in any order.
     pub(super) reads: Vec<PendingRead>,
     /// Completed, and not delivered. The guest may write meanwhile.
@@ -43,7 +43,7 @@ impl Source {
             note: None,
             sender: None,
             actions: VecDeque::new(),
-            answers: VecDeque::new(),
+            answers: Vec::new(),
             reads: Vec::new(),
             completed_reads: Vec::new(),
             write_count: 0,

@@ -270,7 +270,9 @@ impl World {
             6 => self.arrive_at_sender(),
             7 => self.target_operates(),
             8 => {
-                if let Some(answer) = self.source.answers.pop_front() {
+                if !self.source.answers.is_empty() {
+                    let index = self.random.below(self.source.answers.len() as u64) as usize;
+                    let answer = self.source.answers.swap_remove(index);
                     self.tell_sender(answer);
                 }
             }
@@ -303,9 +305,10 @@ impl World {
             3 => self.fail_target(Faults::ReceiverLosesPower),
             4 => self.fail_target(Faults::ConnectionBreaks),
             _ => {
-                // An acknowledgement is lost with its connection, and everything else arrives.
+                // An acknowledgement is lost with its connection, and everything else arrives, perhaps much later.
                 if let Some(connection) = self.current.map(|current| &mut self.connections[current]) {
                     connection.is_sender_open = false;
+                    connection.is_slow = self.random.one_in(2);
                 }
             }
         }
@@ -519,38 +522,36 @@ impl World {
             SenderAction::Disconnect => self.close_current(),
             SenderAction::StartTracker => {
                 self.source.start_tracker();
-                self.source.answers.push_back(SenderEvent::TrackerStarted);
+                self.source.answers.push(SenderEvent::TrackerStarted);
             }
             SenderAction::TakeDirty { query } => {
                 let marks = self.source.take_dirty();
-                self.source.answers.push_back(SenderEvent::DirtyTaken { query, marks });
+                self.source.answers.push(SenderEvent::DirtyTaken { query, marks });
             }
             SenderAction::CountDirty { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
                 self.source
                     .answers
-                    .push_back(SenderEvent::DirtyCounted { query, dirty_bytes });
+                    .push(SenderEvent::DirtyCounted { query, dirty_bytes });
             }
             SenderAction::CheckTracker { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
                 let check = TrackerCheck::Valid { dirty_bytes };
-                self.source
-                    .answers
-                    .push_back(SenderEvent::TrackerChecked { query, check });
+                self.source.answers.push(SenderEvent::TrackerChecked { query, check });
             }
             SenderAction::Freeze { attempt } => {
                 self.freeze_count += 1;
                 if self.random.one_in(20) {
-                    self.source.answers.push_back(SenderEvent::FreezeFailed { attempt });
+                    self.source.answers.push(SenderEvent::FreezeFailed { attempt });
                 } else {
                     self.source.is_guest_running = false;
-                    self.source.answers.push_back(SenderEvent::Frozen { attempt });
+                    self.source.answers.push(SenderEvent::Frozen { attempt });
                 }
             }
             SenderAction::Thaw => self.source.is_guest_running = true,
             SenderAction::NoteHandover(note) => {
                 self.source.note = Some(note);
-                self.source.answers.push_back(SenderEvent::HandoverNoted(note));
+                self.source.answers.push(SenderEvent::HandoverNoted(note));
             }
             SenderAction::ClearHandover => self.source.note = None,
             SenderAction::Throttle { .. } => {
@@ -648,6 +649,7 @@ impl World {
     fn arrive_at_receiver(&mut self) {
         let filled: Vec<usize> = (0..self.connections.len())
             .filter(|index| self.connections[*index].has_frames_to_receiver())
+            .filter(|index| !self.connections[*index].is_slow || self.random.one_in(100))
             .collect();
         if filled.is_empty() {
             return;
