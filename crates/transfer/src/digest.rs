@@ -32,14 +32,8 @@ impl Digest {
 
 impl fmt::Debug for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x}", u64::from_be_bytes(self.prefix()))
-    }
-}
-
-impl Digest {
-    fn prefix(self) -> [u8; 8] {
-        let [a, b, c, d, e, f, g, h, ..] = self.0;
-        [a, b, c, d, e, f, g, h]
+        let mut prefix = self.0.iter().take(8);
+        prefix.try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 

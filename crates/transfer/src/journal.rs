@@ -235,7 +235,7 @@ fn next_body(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
-    use holdfast_block::SeededRandom;
+    use holdfast_block::{SeededRandom, to_usize};
 
     use super::{CopyIdentity, JournalEntry, JournalState, SyncEntry};
     use crate::digest::{Digest, UnitState};
@@ -284,17 +284,19 @@ mod tests {
     #[test]
     fn damaged_journals_are_an_error_or_shorter_and_never_a_panic() {
         let mut journal = Vec::new();
-        entries().iter().for_each(|entry| entry.encode(&mut journal));
+        for entry in entries() {
+            entry.encode(&mut journal);
+        }
         let whole = JournalState::decode(&journal).unwrap();
         let mut random = SeededRandom::new(1);
         for _ in 0..20_000 {
             let mut damaged = journal.clone();
-            let at = random.below(damaged.len() as u64) as usize;
+            let at = to_usize(random.below(damaged.len() as u64));
             damaged[at] ^= 1 << random.below(8);
             assert_ne!(JournalState::decode(&damaged).ok().flatten(), whole);
         }
         for _ in 0..20_000 {
-            let length = random.below(100) as usize;
+            let length = to_usize(random.below(100));
             drop(JournalState::decode(&random.bytes(length)));
         }
     }

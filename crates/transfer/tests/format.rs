@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_block::SeededRandom;
 use holdfast_block::conformance::test_seed;
+use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
     Accept, Barrier, Capabilities, CopyIdentity, Digest, DiskId, Error, ErrorCode, Frame, FrameDecoder, HeldUnits,
     Hello, JournalEntry, JournalState, LastPass, Message, Offer, Ownership, PeerError, RangeContent, RangeFrame,
@@ -15,7 +15,7 @@ const SESSION: &[u8] = include_bytes!("fixtures/session-v1.bin");
 const JOURNAL: &[u8] = include_bytes!("fixtures/journal-v1.bin");
 
 fn layout() -> UnitLayout {
-    UnitLayout::new(20_480, 4096).unwrap()
+    UnitLayout::new(20_480, 4096).expect("five units")
 }
 
 fn greeting() -> Message {
@@ -149,7 +149,9 @@ fn frames() -> Vec<Frame> {
 
 fn encoded(frames: &[Frame]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    frames.iter().for_each(|frame| frame.encode(&mut bytes));
+    for frame in frames {
+        frame.encode(&mut bytes);
+    }
     bytes
 }
 
@@ -204,7 +206,9 @@ fn the_journal_of_version_1_is_read_and_written_as_it_was() {
         JournalEntry::Owner { seal: 2 },
     ];
     let mut bytes = Vec::new();
-    entries.iter().for_each(|entry| entry.encode(&mut bytes));
+    for entry in &entries {
+        entry.encode(&mut bytes);
+    }
     assert_eq!(bytes, JOURNAL);
     let journal = JournalState::decode(JOURNAL).unwrap().unwrap();
     assert_eq!((journal.copy, journal.sync, journal.owner), (copy, 3, Some(2)));
@@ -235,20 +239,20 @@ fn hostile_frames_are_an_error_or_a_message_and_never_a_panic() {
     let valid = frames();
     let mut decoded_count = 0;
     for _ in 0..200_000 {
-        let frame = &valid[random.below(valid.len() as u64) as usize];
+        let frame = &valid[to_usize(random.below(valid.len() as u64))];
         let mut bytes = encoded(std::slice::from_ref(frame));
         bytes.truncate(bytes.len() - 4);
         for _ in 0..random.below(4) {
             match random.below(4) {
-                0 => bytes.truncate(16 + random.below(bytes.len() as u64 - 15) as usize),
-                1 => bytes.extend(vec![0xFF; random.below(9) as usize]),
+                0 => bytes.truncate(16 + to_usize(random.below(bytes.len() as u64 - 15))),
+                1 => bytes.extend(vec![0xFF; to_usize(random.below(9))]),
                 _ => {
-                    let at = 4 + random.below(bytes.len() as u64 - 4) as usize;
-                    bytes[at] = random.below(256) as u8;
+                    let at = 4 + to_usize(random.below(bytes.len() as u64 - 4));
+                    bytes[at] = random.bytes(1)[0];
                 }
             }
         }
-        let length = (bytes.len() - 16) as u32;
+        let length = u32::try_from(bytes.len() - 16).unwrap();
         bytes[..4].copy_from_slice(&length.to_le_bytes());
         let checksum = crc32c::crc32c(&bytes);
         bytes.extend(checksum.to_le_bytes());
@@ -266,7 +270,7 @@ fn hostile_frames_are_an_error_or_a_message_and_never_a_panic() {
 fn random_bytes_are_never_a_frame() {
     let mut random = SeededRandom::new(test_seed());
     for _ in 0..20_000 {
-        let length = random.below(100) as usize;
+        let length = to_usize(random.below(100));
         let (frames, _) = decode(&random.bytes(length), 13);
         assert_eq!(frames, []);
     }

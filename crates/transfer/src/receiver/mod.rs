@@ -14,6 +14,7 @@
 //! A receiver that says "the sender owns the disk" gives up its seal, and ignores older connections. So a COMMIT that
 //! is still under way cannot make it the owner afterwards.
 
+mod connection;
 mod order;
 mod session;
 mod task;
@@ -27,7 +28,7 @@ use crate::journal::{CopyIdentity, JournalState};
 use crate::wire::{
     Capabilities, ErrorCode, Frame, Hello, Message, Ownership, PeerError, RangeContent, ReceiverId, VersionRange,
 };
-use session::Connection;
+use connection::Connection;
 use task::Task;
 
 /// How a receiver behaves.
@@ -269,7 +270,10 @@ impl Receiver {
                 Ok(())
             }
             ReceiverEvent::Completed(operation) => self.completed(operation, now),
-            ReceiverEvent::UnitHashed { operation, digest } => self.unit_hashed(operation, digest),
+            ReceiverEvent::UnitHashed { operation, digest } => {
+                self.unit_hashed(operation, digest);
+                Ok(())
+            }
             ReceiverEvent::IdentityExamined { operation, identity } => self.identity_examined(operation, identity, now),
             ReceiverEvent::OperationFailed { detail } => {
                 self.is_failed = true;
@@ -317,7 +321,7 @@ impl Receiver {
             .as_ref()
             .is_some_and(|connection| connection.has_link(link));
         match (frame.message, is_known) {
-            (Message::Hello(hello), false) => self.greeted(link, frame.stream, hello),
+            (Message::Hello(hello), false) => self.greeted(link, frame.stream, &hello),
             // Frames of earlier connections, and of strangers.
             (_, false) => Ok(()),
             (message, true) => {
@@ -348,7 +352,7 @@ impl Receiver {
     }
 
     /// A first message on a byte stream: a new connection, or another stream of the present one.
-    fn greeted(&mut self, link: LinkId, stream: u16, hello: Hello) -> Result<(), Refusal> {
+    fn greeted(&mut self, link: LinkId, stream: u16, hello: &Hello) -> Result<(), Refusal> {
         if stream > 0 {
             let connection = self.connection.as_mut();
             let is_added = connection.is_some_and(|connection| connection.add_link(link, stream, hello.connection));
@@ -358,7 +362,7 @@ impl Receiver {
             return Ok(());
         }
         self.disconnect();
-        self.connection = Some(Connection::new(link, &hello, self.options.capabilities));
+        self.connection = Some(Connection::new(link, hello, self.options.capabilities));
         if VersionRange::KNOWN.common(hello.versions).is_none() {
             return Err(refusal(ErrorCode::Version, "no common version of the protocol"));
         }

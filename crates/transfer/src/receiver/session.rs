@@ -1,139 +1,21 @@
-//! One connection of a receiver: greeting, data, and the messages that control the copy.
+//! What a receiver does with the messages of a connection.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::order::{Placement, StreamOrder};
+use super::connection::{Copying, SealProgress, SealStep};
+use super::order::Placement;
 use super::task::{SyncWork, Task};
-use super::{HashRequest, LinkId, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
+use super::{HashRequest, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
 use crate::digest::{Digest, UnitDigests, UnitState};
 use crate::journal::{CopyIdentity, JournalEntry};
 use crate::wire::{
-    Accept, Barrier, Capabilities, ErrorCode, HeldUnits, Hello, Message, Offer, RangeFrame, Seal, SessionId,
-    UnitComparison, UnitHash, UnitVerdict,
+    Accept, Barrier, ErrorCode, HeldUnits, Message, Offer, RangeFrame, Seal, UnitComparison, UnitHash, UnitVerdict,
 };
 
 /// Limit of units that are hashed at the same time.
 const HASH_COUNT_MAX: usize = 256;
 /// Credit is returned in parts of the window of this size.
 const CREDIT_PARTS: u64 = 8;
-
-/// A connection: one or more byte streams.
-#[derive(Debug)]
-pub(super) struct Connection {
-    /// The number that the sender chose.
-    pub(super) number: u64,
-    pub(super) session: SessionId,
-    /// Common to both sides.
-    pub(super) capabilities: Capabilities,
-    /// Stream 0.
-    pub(super) control: LinkId,
-    links: BTreeMap<u16, LinkId>,
-    pub(super) sent_count: u64,
-    pub(super) order: StreamOrder,
-    stream_count: u16,
-    /// Exists from ACCEPT on.
-    copy: Option<Copying>,
-}
-
-/// The part of a connection after ACCEPT.
-#[derive(Debug)]
-struct Copying {
-    digests: UnitDigests,
-    /// Bytes of frames that were received and are not credited.
-    in_flight_bytes: u64,
-    /// Bytes of frames that are applied and not credited.
-    due_bytes: u64,
-    seal: Option<SealProgress>,
-}
-
-/// The seal that the sender asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct SealProgress {
-    number: u64,
-    step: SealStep,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SealStep {
-    InProgress,
-    Complete,
-}
-
-impl Connection {
-    pub(super) fn new(link: LinkId, hello: &Hello, capabilities: Capabilities) -> Self {
-        let mut order = StreamOrder::new();
-        order.count(0, 0).expect("it is the first frame of stream 0");
-        Self {
-            number: hello.connection,
-            session: hello.session,
-            capabilities: capabilities & hello.capabilities,
-            control: link,
-            links: BTreeMap::from([(0, link)]),
-            sent_count: 0,
-            order,
-            stream_count: 1,
-            copy: None,
-        }
-    }
-
-    pub(super) fn has_link(&self, link: LinkId) -> bool {
-        self.links.values().any(|known| *known == link)
-    }
-
-    pub(super) fn check_link(&self, link: LinkId, stream: u16) -> Result<(), &'static str> {
-        if self.links.get(&stream) == Some(&link) {
-            Ok(())
-        } else {
-            Err("a frame has the number of another stream")
-        }
-    }
-
-    pub(super) fn links(&self) -> impl Iterator<Item = LinkId> + '_ {
-        self.links.values().copied()
-    }
-
-    /// Adds a byte stream; false if it does not belong to this connection.
-    pub(super) fn add_link(&mut self, link: LinkId, stream: u16, number: u64) -> bool {
-        let is_ours = number == self.number && stream < self.stream_count && !self.links.contains_key(&stream);
-        if is_ours && self.order.count(stream, 0).is_ok() {
-            self.links.insert(stream, link);
-            return true;
-        }
-        false
-    }
-
-    pub(super) fn is_sealed(&self) -> bool {
-        let seal = self.copy.as_ref().and_then(|copy| copy.seal);
-        seal.is_some_and(|seal| seal.step == SealStep::Complete)
-    }
-
-    pub(super) fn has_changes(&self) -> bool {
-        self.copy
-            .as_ref()
-            .is_some_and(|copy| !copy.digests.changed().is_empty())
-    }
-
-    pub(super) fn give_up_seal(&mut self) {
-        if let Some(copy) = &mut self.copy {
-            copy.seal = None;
-        }
-    }
-
-    /// Marks a seal as complete; false if the sender has given it up.
-    pub(super) fn complete_seal(&mut self, number: u64) -> bool {
-        let wanted = SealProgress {
-            number,
-            step: SealStep::InProgress,
-        };
-        let seal = self
-            .copy
-            .as_mut()
-            .and_then(|copy| copy.seal.as_mut())
-            .filter(|seal| **seal == wanted);
-        seal.map(|seal| seal.step = SealStep::Complete).is_some()
-    }
-}
 
 impl Receiver {
     /// Handles the next message of stream 0; false if there is none, or it has to wait.
@@ -375,13 +257,13 @@ impl Receiver {
         Ok(())
     }
 
-    pub(super) fn unit_hashed(&mut self, operation: super::OperationId, digest: Digest) -> Result<(), Refusal> {
+    pub(super) fn unit_hashed(&mut self, operation: super::OperationId, digest: Digest) {
         let Some(HashRequest { connection, expected }) = self.hashes.remove(&operation) else {
-            return Ok(());
+            return;
         };
         let current = self.connection.as_mut().filter(|current| current.number == connection);
         let Some(copy) = current.and_then(|current| current.copy.as_mut()) else {
-            return Ok(());
+            return;
         };
         let is_same = digest == expected.digest;
         copy.digests.set(UnitState {
@@ -396,7 +278,6 @@ impl Receiver {
                 UnitComparison::Different
             },
         }));
-        Ok(())
     }
 
     /// Passes a barrier, and applies the frames that waited for it.

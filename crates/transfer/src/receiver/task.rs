@@ -179,7 +179,7 @@ impl Receiver {
                 if self
                     .connection
                     .as_ref()
-                    .is_some_and(super::session::Connection::is_sealed)
+                    .is_some_and(super::connection::Connection::is_sealed)
                 {
                     self.send(Message::Committed { seal });
                 }

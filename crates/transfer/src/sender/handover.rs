@@ -70,9 +70,9 @@ impl Sender {
         }
     }
 
-    /// Whether all marks were taken, and everything that they cover was sent.
+    /// Whether everything that was marked was sent. No marks are under way: they were awaited before the last pass.
     fn is_empty(&self, dirty_bytes: u64) -> bool {
-        dirty_bytes == 0 && self.copy.later_bytes() == 0 && self.taking_count == 0
+        dirty_bytes == 0 && self.copy.later_bytes() == 0
     }
 
     fn seal(&mut self, now: Duration) {

@@ -38,7 +38,7 @@ impl Sender {
                     self.pass_completed();
                 }
             }
-            Phase::Draining if self.copy.reads.is_empty() => self.take(Phase::TakingLast),
+            Phase::Draining if self.copy.reads.is_empty() && self.taking_count == 0 => self.take(Phase::TakingLast),
             _ => {}
         }
     }

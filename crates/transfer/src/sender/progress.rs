@@ -98,9 +98,9 @@ impl CopyProgress {
             self.is_first_pass = true;
         }
         if !capabilities.has(Capabilities::HASHES) {
-            std::mem::take(&mut self.to_compare)
-                .into_iter()
-                .for_each(|unit| self.want(unit));
+            for unit in std::mem::take(&mut self.to_compare) {
+                self.want(unit);
+            }
         }
         // A unit that is sent as a whole must be taken from its start.
         self.cursor = 0;

@@ -122,9 +122,11 @@ impl FieldWriter<'_> {
 
     /// A text with its length; what exceeds 65535 bytes is cut off.
     pub(crate) fn text(&mut self, value: &str) {
-        let value = value
-            .get(..value.floor_char_boundary(usize::from(u16::MAX)))
-            .unwrap_or_default();
+        let mut end = value.len().min(usize::from(u16::MAX));
+        while !value.is_char_boundary(end) {
+            end -= 1;
+        }
+        let value = value.get(..end).unwrap_or_default();
         self.u16(u16::try_from(value.len()).expect("it was cut off"));
         self.bytes(value.as_bytes());
     }

@@ -4,7 +4,7 @@
 
 use holdfast_block::{Record, to_usize};
 
-use super::message::Message;
+use super::message::{DATA_FIELD_BYTES, Message, RangeContent, RangeFrame, ZERO_FIELD_BYTES};
 use crate::{Error, Result};
 
 /// Bytes of a frame before its payload.
@@ -57,6 +57,21 @@ impl Frame {
     pub fn encoded_bytes(&self) -> u64 {
         FRAME_OVERHEAD_BYTES + self.message.payload_bytes()
     }
+}
+
+impl RangeFrame {
+    /// The bytes that the frame takes of the window.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        match &self.content {
+            RangeContent::Data(bytes) => window_bytes_of(bytes.len() as u64),
+            RangeContent::Zero | RangeContent::Hole => window_bytes_of(0),
+        }
+    }
+}
+
+/// The bytes that a frame with `data_bytes` of data takes of the window; 0 for ranges without data.
+pub(crate) fn window_bytes_of(data_bytes: u64) -> u64 {
+    FRAME_OVERHEAD_BYTES + (DATA_FIELD_BYTES + data_bytes).max(ZERO_FIELD_BYTES)
 }
 
 /// Decodes the frames of one byte stream, whose bytes arrive in pieces of any size.

@@ -38,14 +38,6 @@ pub enum RangeContent {
 }
 
 impl RangeFrame {
-    /// The bytes that the frame takes of the window.
-    pub(crate) fn window_bytes(&self) -> u64 {
-        match &self.content {
-            RangeContent::Data(bytes) => window_bytes_of(bytes.len() as u64),
-            RangeContent::Zero | RangeContent::Hole => window_bytes_of(0),
-        }
-    }
-
     pub(crate) fn content(&self) -> FrameContent<'_> {
         match &self.content {
             RangeContent::Data(bytes) => FrameContent::Data(bytes),
@@ -152,9 +144,9 @@ mod kind {
 }
 
 /// Bytes before the data of DATA.
-const DATA_FIELD_BYTES: u64 = 4 + 8;
+pub(super) const DATA_FIELD_BYTES: u64 = 4 + 8;
 /// Bytes of ZERO and HOLE.
-const ZERO_FIELD_BYTES: u64 = 4 + 8 + 8;
+pub(super) const ZERO_FIELD_BYTES: u64 = 4 + 8 + 8;
 
 impl Message {
     /// The number of the kind.
@@ -399,11 +391,6 @@ fn range_payload_bytes(content: &RangeContent) -> u64 {
         RangeContent::Data(bytes) => DATA_FIELD_BYTES + bytes.len() as u64,
         RangeContent::Zero | RangeContent::Hole => ZERO_FIELD_BYTES,
     }
-}
-
-/// The bytes that a frame with `data_bytes` of data takes of the window; 0 for ranges without data.
-pub(crate) fn window_bytes_of(data_bytes: u64) -> u64 {
-    super::frame::FRAME_OVERHEAD_BYTES + (DATA_FIELD_BYTES + data_bytes).max(ZERO_FIELD_BYTES)
 }
 
 /// The name of a kind of message, for errors.

@@ -16,7 +16,7 @@ pub use control::{
     UnitComparison, UnitHash, UnitVerdict,
 };
 pub(crate) use field::{FieldReader, FieldWriter};
+pub(crate) use frame::window_bytes_of;
 pub use frame::{FRAME_OVERHEAD_BYTES, Frame, FrameDecoder, PAYLOAD_BYTES_MAX};
 pub use greeting::{Accept, DiskId, HeldUnits, Hello, Offer, PROTOCOL_VERSION, ReceiverId, SessionId, VersionRange};
-pub(crate) use message::window_bytes_of;
 pub use message::{Message, RangeContent, RangeFrame};

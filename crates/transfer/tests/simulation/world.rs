@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use holdfast_block::SeededRandom;
+use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
     Capabilities, ConvergenceOptions, DiskId, ErrorCode, FreezeTrigger, Message, Outcome, Ownership, RangeContent,
     Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, Sender, SenderAction, SenderEvent,
@@ -95,7 +95,7 @@ impl WorldOptions {
             stale_target_count: random.below(4),
             write_count: random.below(600),
             write_interval: 2 + random.below(40),
-            frozen_max: Duration::from_millis([20, 60, 200, 2000][random.below(4) as usize]),
+            frozen_max: Duration::from_millis([20, 60, 200, 2000][to_usize(random.below(4))]),
             trigger: if random.one_in(2) {
                 FreezeTrigger::WhenReady
             } else {
@@ -144,7 +144,7 @@ impl World {
             }
         }
         if options.write_count > 0 {
-            disk.truncate(disk.len() - random.below(7) as usize * SECTOR_BYTES as usize);
+            disk.truncate(disk.len() - to_usize(random.below(7)) * SECTOR_BYTES as usize);
         }
         let mut world = Self {
             random,
@@ -271,7 +271,7 @@ impl World {
             7 => self.target_operates(),
             8 => {
                 if !self.source.answers.is_empty() {
-                    let index = self.random.below(self.source.answers.len() as u64) as usize;
+                    let index = to_usize(self.random.below(self.source.answers.len() as u64));
                     let answer = self.source.answers.swap_remove(index);
                     self.tell_sender(answer);
                 }
@@ -323,7 +323,7 @@ impl World {
     }
 
     fn fail_target(&mut self, fault: Faults) {
-        let target = self.random.below(self.targets.len() as u64) as usize;
+        let target = to_usize(self.random.below(self.targets.len() as u64));
         if self.targets[target]
             .journal_state()
             .is_some_and(|journal| journal.sync > 0)
@@ -367,7 +367,7 @@ impl World {
                 if self.source.sender.is_none() && !self.is_handed_over {
                     self.start_sender();
                 }
-                let index = self.random.below(self.targets.len() as u64) as usize;
+                let index = to_usize(self.random.below(self.targets.len() as u64));
                 let target = &mut self.targets[index];
                 if target.receiver.is_none() {
                     target.start();
@@ -580,7 +580,7 @@ impl World {
     fn connect(&mut self) {
         let stale = self.targets.len() > 1 && self.faults_left > 0 && self.random.one_in(4);
         let target = if stale {
-            1 + self.random.below(self.targets.len() as u64 - 1) as usize
+            1 + to_usize(self.random.below(self.targets.len() as u64 - 1))
         } else {
             REAL
         };
@@ -635,12 +635,12 @@ impl World {
     /// A read takes the content at one step, and is answered at a later one.
     fn source_reads(&mut self) {
         if !self.source.reads.is_empty() && self.random.one_in(2) {
-            let index = self.random.below(self.source.reads.len() as u64) as usize;
+            let index = to_usize(self.random.below(self.source.reads.len() as u64));
             let PendingRead { read, range } = self.source.reads.swap_remove(index);
             let content = self.source.content(range, &mut self.random);
             self.source.completed_reads.push(SenderEvent::Read { read, content });
         } else if !self.source.completed_reads.is_empty() {
-            let index = self.random.below(self.source.completed_reads.len() as u64) as usize;
+            let index = to_usize(self.random.below(self.source.completed_reads.len() as u64));
             let answer = self.source.completed_reads.swap_remove(index);
             self.tell_sender(answer);
         }
@@ -654,7 +654,7 @@ impl World {
         if filled.is_empty() {
             return;
         }
-        let connection = &mut self.connections[filled[self.random.below(filled.len() as u64) as usize]];
+        let connection = &mut self.connections[filled[to_usize(self.random.below(filled.len() as u64))]];
         let target = connection.target;
         let arrived = connection.arrive_at_receiver(&mut self.random);
         // Frames that arrived before the receiver closed the connection may reach it afterwards.
@@ -688,13 +688,13 @@ impl World {
     }
 
     fn target_operates(&mut self) {
-        let index = self.random.below(self.targets.len() as u64) as usize;
+        let index = to_usize(self.random.below(self.targets.len() as u64));
         let busy = if self.random.one_in(2) { REAL } else { index };
         let target = &mut self.targets[busy];
         if target.operations.is_empty() {
             return;
         }
-        let operation = self.random.below(target.operations.len() as u64) as usize;
+        let operation = to_usize(self.random.below(target.operations.len() as u64));
         let event = target.operate(operation);
         self.tell_receiver(busy, event);
     }
