@@ -36,12 +36,10 @@ fn run(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
             world.run();
             world.into_occurrences()
         });
-        match history {
-            Ok(occurred) => occurred
-                .into_iter()
-                .for_each(|event| *occurrences.entry(event).or_default() += 1),
-            // The reason has been printed.
-            Err(_) => panic!("the history of seed {seed} failed: HOLDFAST_SEED={seed} replays it"),
+        // The reason has been printed.
+        let replay = |_| panic!("the history of seed {seed} failed: HOLDFAST_SEED={seed} replays it");
+        for event in history.unwrap_or_else(replay) {
+            *occurrences.entry(event).or_default() += 1;
         }
     }
     occurrences
