@@ -34,11 +34,11 @@ impl Sender {
             }
             Phase::Sending | Phase::SendingLast => {
                 self.pump_data();
-                if self.copy.reads.is_empty() && self.copy.pending.is_clean() {
+                if !self.copy.is_reading() && self.copy.pending.is_clean() {
                     self.pass_completed();
                 }
             }
-            Phase::Draining if self.copy.reads.is_empty() && self.taking_count == 0 => self.take(Phase::TakingLast),
+            Phase::Draining if !self.copy.is_reading() && self.taking_count == 0 => self.take(Phase::TakingLast),
             _ => {}
         }
     }
@@ -78,7 +78,7 @@ impl Sender {
 
     pub(super) fn read_completed(&mut self, read: u64, content: RangeContent) {
         // Reads of earlier connections are asked again.
-        let Some(ReadRequest { range, purpose }) = self.copy.reads.remove(&read) else {
+        let Some(ReadRequest { range, purpose }) = self.copy.complete_read(read) else {
             return;
         };
         match purpose {

@@ -37,7 +37,9 @@ pub(super) struct CopyProgress {
     compared: BTreeMap<u64, Digest>,
     /// Where the last read of the pass ended.
     cursor: u64,
-    pub(super) reads: BTreeMap<u64, ReadRequest>,
+    reads: BTreeMap<u64, ReadRequest>,
+    /// Bytes of `reads`.
+    reading_bytes: u64,
     read_count: u64,
     /// The receiver to which `digests` applies.
     receiver: Option<ReceiverId>,
@@ -61,6 +63,7 @@ impl CopyProgress {
             compared: BTreeMap::new(),
             cursor: 0,
             reads: BTreeMap::new(),
+            reading_bytes: 0,
             read_count: 0,
             receiver: None,
             is_first_pass: true,
@@ -150,6 +153,7 @@ impl CopyProgress {
 
     /// Reads and hashes that were not answered are asked again on the next connection.
     pub(super) fn disconnect(&mut self) {
+        self.reading_bytes = 0;
         for request in std::mem::take(&mut self.reads).into_values() {
             match request.purpose {
                 ReadPurpose::Send => self.pending.set(request.range),
@@ -161,10 +165,24 @@ impl CopyProgress {
         self.to_compare.extend(std::mem::take(&mut self.compared).into_keys());
     }
 
+    /// Notes a read that is asked for, and returns its number.
     pub(super) fn read(&mut self, range: Range<u64>, purpose: ReadPurpose) -> u64 {
         self.read_count += 1;
+        self.reading_bytes += range.end - range.start;
         self.reads.insert(self.read_count, ReadRequest { range, purpose });
         self.read_count
+    }
+
+    /// The read with a number; `None` if it belongs to an earlier connection.
+    pub(super) fn complete_read(&mut self, read: u64) -> Option<ReadRequest> {
+        let request = self.reads.remove(&read)?;
+        self.reading_bytes -= request.range.end - request.range.start;
+        Some(request)
+    }
+
+    /// Whether reads are in progress.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.reads.is_empty()
     }
 
     /// Number of units that are being compared.
@@ -174,11 +192,7 @@ impl CopyProgress {
 
     /// Bytes of reads that are not answered.
     pub(super) fn reading_bytes(&self) -> u64 {
-        let lengths = self
-            .reads
-            .values()
-            .map(|request| request.range.end - request.range.start);
-        lengths.sum()
+        self.reading_bytes
     }
 
     /// Takes the next range to send: within one unit.
