@@ -158,7 +158,7 @@ impl DirtyBitmap {
         }
         let first = self.pages.next_set(offset / self.granularity_bytes)?;
         let bit_count_max = (length_max / self.granularity_bytes).max(1);
-        let end = self.pages.next_clear(first).min(first.saturating_add(bit_count_max));
+        let end = self.pages.next_clear_within(first..first.saturating_add(bit_count_max));
         self.pages.clear(first..end);
         Some(first * self.granularity_bytes..self.byte_at(end))
     }

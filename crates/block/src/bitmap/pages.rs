@@ -150,13 +150,18 @@ impl BitPages {
 
     /// The first set bit at or after `from`.
     pub(super) fn next_set(&self, from: u64) -> Option<u64> {
-        let found = self.find(from, Bit::Set);
+        let found = self.find(from..self.bit_count, Bit::Set);
         (found < self.bit_count).then_some(found)
     }
 
     /// The first clear bit at or after `from`, or the end of the vector.
     pub(super) fn next_clear(&self, from: u64) -> u64 {
-        self.find(from, Bit::Clear)
+        self.find(from..self.bit_count, Bit::Clear)
+    }
+
+    /// The first clear bit in `bits`, or their end. The cost does not depend on what follows them.
+    pub(super) fn next_clear_within(&self, bits: Range<u64>) -> u64 {
+        self.find(bits.start..bits.end.min(self.bit_count), Bit::Clear)
     }
 
     /// The 64 bits from bit `index * 64` on.
@@ -164,10 +169,10 @@ impl BitPages {
         self.pages[to_usize(index * WORD_BITS / PAGE_BITS)].word(to_usize(index) % PAGE_WORDS)
     }
 
-    fn find(&self, from: u64, wanted: Bit) -> u64 {
+    fn find(&self, bits: Range<u64>, wanted: Bit) -> u64 {
         let skip = if wanted == Bit::Set { Page::Clear } else { Page::Set };
-        let mut at = from;
-        while at < self.bit_count {
+        let mut at = bits.start;
+        while at < bits.end {
             let page = &self.pages[to_usize(at / PAGE_BITS)];
             if *page == skip {
                 at = (at / PAGE_BITS + 1) * PAGE_BITS;
@@ -178,10 +183,10 @@ impl BitPages {
             let rest = wanted_bits & mask(at % WORD_BITS, WORD_BITS);
             if rest != 0 {
                 let found = at / WORD_BITS * WORD_BITS + u64::from(rest.trailing_zeros());
-                return found.min(self.bit_count);
+                return found.min(bits.end);
             }
             at = (at / WORD_BITS + 1) * WORD_BITS;
         }
-        self.bit_count
+        bits.end
     }
 }
