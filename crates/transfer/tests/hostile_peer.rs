@@ -434,6 +434,8 @@ fn a_sender_survives_any_receiver() {
         };
         let mut sender = Sender::new(options).unwrap();
         let mut connection = 0;
+        // Of the connection in use.
+        let mut arrived = ArrivedFrames::default();
         for step in 0..60 {
             let now = Duration::from_millis(step);
             while let Some(action) = sender.next_action() {
@@ -453,16 +455,34 @@ fn a_sender_survives_any_receiver() {
                 }),
                 _ => any_message(&mut random),
             };
-            let frame = Frame {
-                stream: 0,
-                sequence: 0,
-                message,
-            };
+            let frame = arrived.next(connection, message, &mut random);
             sender.handle(SenderEvent::Received(frame), now);
             sender.handle(SenderEvent::Tick, now);
         }
     }
     assert!(read_count > 1000, "{read_count}");
+}
+
+/// The frames of a connection, rarely with a wrong number.
+#[derive(Default)]
+struct ArrivedFrames {
+    connection: u64,
+    count: u64,
+}
+
+impl ArrivedFrames {
+    fn next(&mut self, connection: u64, message: Message, random: &mut SeededRandom) -> Frame {
+        if connection != self.connection {
+            (self.connection, self.count) = (connection, 0);
+        }
+        let sequence = self.count + u64::from(random.one_in(50));
+        self.count += 1;
+        Frame {
+            stream: 0,
+            sequence,
+            message,
+        }
+    }
 }
 
 /// Carries out what a sender asks for, on a disk that nobody writes.

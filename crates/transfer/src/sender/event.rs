@@ -64,9 +64,9 @@ pub enum SenderEvent {
         /// A random number, unique to the connection.
         connection: u64,
     },
-    /// A stream of the connection ended, or delivered bytes that are no frame.
+    /// A stream of the present connection ended, or delivered bytes that are no frame; or no connection could be made.
     Disconnected,
-    /// A frame arrived.
+    /// A frame of the present connection arrived.
     Received(Frame),
     /// The tracker records all writes from now on.
     TrackerStarted,

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::link::SenderLink;
 use super::{FreezeLimit, HandoverNote, Outcome, Phase, Sender, SenderAction, SenderWarning, Stage, TrackerState};
 use crate::wire::{
-    Accept, Capabilities, ErrorCode, Hello, Message, Offer, Ownership, PeerError, UnitComparison, UnitVerdict,
+    Accept, Capabilities, ErrorCode, Frame, Hello, Message, Offer, Ownership, PeerError, UnitComparison, UnitVerdict,
     VersionRange, window_bytes_of,
 };
 
@@ -52,9 +52,16 @@ impl Sender {
         self.disconnected();
     }
 
-    pub(super) fn received(&mut self, message: Message, now: Duration) {
+    pub(super) fn received(&mut self, frame: Frame, now: Duration) {
         let Some(link) = &mut self.link else { return };
-        link.heard(now);
+        if !link.count(&frame, now) {
+            return self.drop_link();
+        }
+        self.message_received(frame.message, now);
+    }
+
+    fn message_received(&mut self, message: Message, now: Duration) {
+        let Some(link) = &mut self.link else { return };
         match (message, self.phase) {
             (Message::Hello(hello), Phase::Greeting) => self.greeted(&hello, now),
             (Message::OwnerAnswer(owner), Phase::AskingOwner) => self.owner_answered(owner),

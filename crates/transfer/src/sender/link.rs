@@ -17,6 +17,7 @@ pub(super) struct SenderLink {
     /// Number of frames that were sent on each stream.
     sent_counts: Vec<u64>,
     next_stream: u16,
+    received_count: u64,
     /// Number of barriers that were sent.
     pass: u32,
     /// Whether frames with data were sent since the last barrier.
@@ -48,6 +49,7 @@ impl SenderLink {
             capabilities: Capabilities::default(),
             sent_counts: vec![0],
             next_stream: 0,
+            received_count: 0,
             pass: 0,
             has_open_pass: false,
             credit_bytes: 0,
@@ -136,8 +138,12 @@ impl SenderLink {
         }
     }
 
-    pub(super) fn heard(&mut self, now: Duration) {
+    /// Counts a frame that arrived; false if one is missing, or came twice.
+    pub(super) fn count(&mut self, frame: &Frame, now: Duration) -> bool {
+        let is_next = frame.stream == 0 && frame.sequence == self.received_count;
+        self.received_count += 1;
         self.heard = now;
+        is_next
     }
 
     pub(super) fn liveness(&self, now: Duration) -> Liveness {

@@ -34,6 +34,9 @@ pub use event::{
 use link::{Liveness, SenderLink};
 use progress::CopyProgress;
 
+/// A promise is broken after its end, not at it.
+const TICK_DELAY: Duration = Duration::from_millis(1);
+
 /// What the sender waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
@@ -208,7 +211,7 @@ impl Sender {
     pub fn next_tick(&self, now: Duration) -> Duration {
         let regular = now + Duration::from_millis(100);
         match self.freeze.since {
-            Some(since) if self.can_thaw() => regular.min(since + self.options.convergence.frozen_max),
+            Some(since) if self.can_thaw() => regular.min(since + self.options.convergence.frozen_max + TICK_DELAY),
             _ => regular,
         }
     }
@@ -251,7 +254,7 @@ impl Sender {
         match event {
             SenderEvent::Connected { connection } => self.connected(connection, now),
             SenderEvent::Disconnected => self.disconnected(),
-            SenderEvent::Received(frame) => self.received(frame.message, now),
+            SenderEvent::Received(frame) => self.received(frame, now),
             SenderEvent::TrackerStarted => self.tracker_started(),
             SenderEvent::DirtyTaken { query, marks } => self.dirty_taken(query, marks, now),
             SenderEvent::DirtyCounted { query, dirty_bytes } if query == self.query => self.counted(dirty_bytes, now),
