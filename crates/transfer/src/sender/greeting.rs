@@ -5,8 +5,7 @@ use std::time::Duration;
 use super::link::SenderLink;
 use super::{FreezeLimit, HandoverNote, Outcome, Phase, Sender, SenderAction, SenderWarning, Stage, TrackerState};
 use crate::wire::{
-    Accept, Capabilities, ErrorCode, Frame, Hello, Message, Offer, Ownership, PeerError, UnitComparison, UnitVerdict,
-    VersionRange, window_bytes_of,
+    Accept, Capabilities, ErrorCode, Frame, Hello, Message, Offer, Ownership, PeerError, VersionRange, window_bytes_of,
 };
 
 /// Number of errors of the receiver after which the copy ends.
@@ -174,17 +173,6 @@ impl Sender {
         self.copy.resume(accept, capabilities);
         self.phase = Phase::Comparing;
         self.round.since = now;
-    }
-
-    fn compared(&mut self, verdict: UnitVerdict) {
-        if !self.copy.is_compared(verdict.unit) {
-            return self.fail(Outcome::Protocol("WANT of a unit that was not compared"));
-        }
-        if verdict.content == UnitComparison::Different {
-            self.copy.differs(verdict.unit);
-        } else {
-            self.copy.is_same(verdict.unit);
-        }
     }
 
     /// The receiver ended the connection with an error.

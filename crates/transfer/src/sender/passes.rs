@@ -8,11 +8,13 @@ use super::progress::{ReadPurpose, ReadRequest};
 use super::{FreezeLimit, FreezeTrigger, Outcome, Phase, RoundProgress, Sender, SenderAction, Stage};
 use crate::convergence::{RoundDecision, RoundMeasurement};
 use crate::digest::Digest;
-use crate::wire::{Capabilities, Message, RangeContent, RangeFrame, RoundEnd, UnitHash, window_bytes_of};
+use crate::wire::{
+    Capabilities, Message, RangeContent, RangeFrame, RoundEnd, UnitComparison, UnitHash, UnitVerdict, window_bytes_of,
+};
 
 /// Limit of units that are compared at the same time.
 const COMPARING_COUNT_MAX: usize = 64;
-/// The first pass and the comparison are divided into parts of this number, each of which is synchronized.
+/// The comparison and the first pass are synchronized after each of so many parts of the disk.
 const SYNC_PART_COUNT: u64 = 32;
 /// Largest amount of data between synchronizations, in bytes.
 const SYNC_PART_BYTES_MAX: u64 = 1 << 30;
@@ -88,19 +90,29 @@ impl Sender {
                     RangeContent::Data(bytes) if is_zero(&bytes) => RangeContent::Zero,
                     content => content,
                 };
+                let length = range.end - range.start;
+                if matches!(&content, RangeContent::Data(bytes) if bytes.len() as u64 != length) {
+                    let detail = format!(
+                        "reading {length} bytes at {} returned another number of bytes",
+                        range.start
+                    );
+                    return self.fail(Outcome::SourceFailed(detail));
+                }
                 let Some(link) = &mut self.link else { return };
                 let frame = RangeFrame {
                     pass: link.pass(),
                     range,
                     content,
                 };
-                let length = frame.range.end - frame.range.start;
                 link.credit_bytes += window_bytes_of(length) - frame.window_bytes();
                 self.copy.digests.add(&frame.range, frame.content());
                 let frames = link.data(frame);
                 self.round.count(&frames, length);
                 self.actions.extend(frames.into_iter().map(SenderAction::Send));
-                self.divide_first_pass();
+                if self.phase == Phase::Sending && self.copy.is_first_pass {
+                    self.sync_parts();
+                    self.take_parts();
+                }
             }
         }
     }
@@ -116,17 +128,30 @@ impl Sender {
         self.send(Message::Hashes(UnitHash { unit, digest }));
     }
 
-    /// During the first pass, data is synchronized now and then, so that an interruption costs little, and marks are
-    /// taken.
-    fn divide_first_pass(&mut self) {
-        if self.phase != Phase::Sending || !self.copy.is_first_pass {
-            return;
+    /// The receiver has compared a unit.
+    pub(super) fn compared(&mut self, verdict: UnitVerdict) {
+        if !self.copy.is_compared(verdict.unit) {
+            return self.fail(Outcome::Protocol("WANT of a unit that was not compared"));
         }
-        let size_bytes = self.options.layout.size_bytes();
-        if self.round.unsynced_bytes >= (size_bytes / SYNC_PART_COUNT).min(SYNC_PART_BYTES_MAX) {
+        match verdict.content {
+            UnitComparison::Different => self.copy.differs(verdict.unit),
+            UnitComparison::Same => self.copy.is_same(verdict.unit),
+        }
+        self.round.unsynced_bytes += u64::from(self.options.layout.unit_bytes());
+        self.sync_parts();
+    }
+
+    /// Synchronizes now and then, so that an interruption costs little.
+    fn sync_parts(&mut self) {
+        let part_bytes = self.options.layout.size_bytes() / SYNC_PART_COUNT;
+        if self.round.unsynced_bytes >= part_bytes.min(SYNC_PART_BYTES_MAX) {
             self.sync_if_possible();
         }
-        if self.round.untaken_bytes >= size_bytes / TAKE_PART_COUNT {
+    }
+
+    /// Takes marks now and then: those of ranges that are not read yet need not be kept.
+    fn take_parts(&mut self) {
+        if self.round.untaken_bytes >= self.options.layout.size_bytes() / TAKE_PART_COUNT {
             self.round.untaken_bytes = 0;
             self.take_dirty();
         }
