@@ -5,7 +5,8 @@
 //! or its program; connections reach receivers of another session, or a receiver of another file. Checked at each step:
 //!
 //! - the guest never runs at the source while the target owns the disk, durably;
-//! - when the target becomes the owner, its durable content is what the guest had written.
+//! - when the target becomes the owner, its durable content is what the guest had written;
+//! - the guest is not frozen for longer than promised, until COMMIT.
 //!
 //! And at the end: the target owns the disk, and the sender knows it, within a bounded number of steps.
 //!

@@ -6,8 +6,9 @@ use std::time::Duration;
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
     Capabilities, ConvergenceOptions, DiskId, ErrorCode, FreezeTrigger, Message, Outcome, Ownership, RangeContent,
-    Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, Sender, SenderAction, SenderEvent,
-    SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
+    Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, RoundDecision, Sender, SenderAction,
+    SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck, Unconverged,
+    UnitLayout,
 };
 
 use super::network::Connection;
@@ -18,6 +19,8 @@ const UNIT_BYTES: u32 = 4096;
 const SESSION: SessionId = SessionId([7; 16]);
 /// A history that takes more steps than this hangs.
 const STEP_COUNT_MAX: u64 = 400_000;
+/// By this time at the latest, the sender has learned the time, and its action was carried out.
+const TICK_DELAY_MAX: Duration = Duration::from_secs(1);
 /// The target that the copy is meant for. Others are stale.
 const REAL: usize = 0;
 
@@ -121,6 +124,9 @@ pub(super) struct World {
     faults_left: u64,
     writes_left: u64,
     is_handed_over: bool,
+    /// Since when the guest is frozen, if a time was promised.
+    promised_since: Option<Duration>,
+    is_time_promised: bool,
     freeze_count: u64,
     sent_bytes: u64,
     frame_count: u64,
@@ -157,6 +163,8 @@ impl World {
             faults_left: options.fault_count,
             writes_left: options.write_count,
             is_handed_over: false,
+            promised_since: None,
+            is_time_promised: true,
             freeze_count: 0,
             sent_bytes: 0,
             frame_count: 0,
@@ -230,6 +238,16 @@ impl World {
     }
 
     fn check(&self) {
+        let state = self.source.sender.as_ref().map(Sender::state);
+        if let Some(since) = self.promised_since
+            && matches!(state, Some(SenderState::Frozen | SenderState::Last | SenderState::Seal))
+        {
+            let frozen = self.now.saturating_sub(since);
+            assert!(
+                frozen < self.options.frozen_max + TICK_DELAY_MAX,
+                "the guest is frozen for {frozen:?}"
+            );
+        }
         let owner = self.targets.iter().position(Target::is_owner);
         if let Some(owner) = owner {
             assert_eq!(owner, REAL, "a stale target became the owner");
@@ -436,6 +454,8 @@ impl World {
             }
         };
         self.source.sender = Some(sender.unwrap());
+        self.promised_since = None;
+        self.is_time_promised = true;
         self.collect_sender();
     }
 
@@ -545,10 +565,17 @@ impl World {
                     self.source.answers.push(SenderEvent::FreezeFailed { attempt });
                 } else {
                     self.source.is_guest_running = false;
+                    self.promised_since = self.is_time_promised.then_some(self.now);
                     self.source.answers.push(SenderEvent::Frozen { attempt });
                 }
             }
-            SenderAction::Thaw => self.source.is_guest_running = true,
+            SenderAction::Thaw => {
+                self.source.is_guest_running = true;
+                self.promised_since = None;
+            }
+            SenderAction::Report(forecast) => {
+                self.is_time_promised = forecast.decision != RoundDecision::FreezeAtMinimum;
+            }
             SenderAction::NoteHandover(note) => {
                 self.source.note = Some(note);
                 self.source.answers.push(SenderEvent::HandoverNoted(note));
@@ -563,7 +590,7 @@ impl World {
             }
             SenderAction::Finished(outcome) => self.finished(&outcome),
             SenderAction::Read { .. } => unreachable!("reads are carried out apart"),
-            SenderAction::Unthrottle | SenderAction::Report(_) | SenderAction::Warn(_) => {}
+            SenderAction::Unthrottle | SenderAction::Warn(_) => {}
         }
     }
 
