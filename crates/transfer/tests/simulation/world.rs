@@ -373,10 +373,16 @@ impl World {
         match self.random.below(4) {
             0 => self.tell_sender(SenderEvent::Tick),
             1 => {
+                // Most often while a read of a round is in progress.
                 let is_armed = self.source.sender.as_ref().map(Sender::state) == Some(SenderState::Armed);
-                if self.options.trigger == FreezeTrigger::OnRequest
-                    && self.random.one_in(if is_armed { 4 } else { 100 })
-                {
+                let interval = if !is_armed {
+                    100
+                } else if self.source.completed_reads.is_empty() {
+                    12
+                } else {
+                    1
+                };
+                if self.options.trigger == FreezeTrigger::OnRequest && self.random.one_in(interval) {
                     self.tell_sender(SenderEvent::FreezeRequested);
                 }
             }
