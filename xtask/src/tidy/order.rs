@@ -55,7 +55,14 @@ pub(crate) const ORDERS: &[Order] = &[
     (
         "transfer",
         &[
-            "error", "layout", "digest", "wire", "journal", "convergence", "receiver", "sender",
+            "error",
+            "layout",
+            "digest",
+            "wire",
+            "journal",
+            "convergence",
+            "receiver",
+            "sender",
         ],
     ),
     ("host", &["system", "storage", "qemu", "hypervisor", "hostile"]),
