@@ -22,6 +22,8 @@ pub(super) struct Source {
     pub(super) actions: VecDeque<SenderAction>,
     /// The answers to them, delivered in any order.
     pub(super) answers: Vec<SenderEvent>,
+    /// Answers that are very late.
+    pub(super) late_answers: Vec<SenderEvent>,
     /// Carried out in any order.
     pub(super) reads: Vec<PendingRead>,
     /// Completed, and not delivered. The guest may write meanwhile.
@@ -44,6 +46,7 @@ impl Source {
             sender: None,
             actions: VecDeque::new(),
             answers: Vec::new(),
+            late_answers: Vec::new(),
             reads: Vec::new(),
             completed_reads: Vec::new(),
             write_count: 0,
@@ -105,6 +108,7 @@ impl Source {
         self.sender = None;
         self.actions.clear();
         self.answers.clear();
+        self.late_answers.clear();
         self.reads.clear();
         self.completed_reads.clear();
     }

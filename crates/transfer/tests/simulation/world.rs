@@ -288,9 +288,13 @@ impl World {
             6 => self.arrive_at_sender(),
             7 => self.target_operates(),
             8 => {
-                if !self.source.answers.is_empty() {
-                    let index = to_usize(self.random.below(self.source.answers.len() as u64));
-                    let answer = self.source.answers.swap_remove(index);
+                let answers = if self.random.one_in(40) {
+                    &mut self.source.late_answers
+                } else {
+                    &mut self.source.answers
+                };
+                if !answers.is_empty() {
+                    let answer = answers.swap_remove(to_usize(self.random.below(answers.len() as u64)));
                     self.tell_sender(answer);
                 }
             }
@@ -548,31 +552,29 @@ impl World {
             SenderAction::Disconnect => self.close_current(),
             SenderAction::StartTracker => {
                 self.source.start_tracker();
-                self.source.answers.push(SenderEvent::TrackerStarted);
+                self.answer(SenderEvent::TrackerStarted);
             }
             SenderAction::TakeDirty { query } => {
                 let marks = self.source.take_dirty();
-                self.source.answers.push(SenderEvent::DirtyTaken { query, marks });
+                self.answer(SenderEvent::DirtyTaken { query, marks });
             }
             SenderAction::CountDirty { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
-                self.source
-                    .answers
-                    .push(SenderEvent::DirtyCounted { query, dirty_bytes });
+                self.answer(SenderEvent::DirtyCounted { query, dirty_bytes });
             }
             SenderAction::CheckTracker { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
                 let check = TrackerCheck::Valid { dirty_bytes };
-                self.source.answers.push(SenderEvent::TrackerChecked { query, check });
+                self.answer(SenderEvent::TrackerChecked { query, check });
             }
             SenderAction::Freeze { attempt } => {
                 self.freeze_count += 1;
                 if self.random.one_in(20) {
-                    self.source.answers.push(SenderEvent::FreezeFailed { attempt });
+                    self.answer(SenderEvent::FreezeFailed { attempt });
                 } else {
                     self.source.is_guest_running = false;
                     self.promised_since = self.is_time_promised.then_some(self.now);
-                    self.source.answers.push(SenderEvent::Frozen { attempt });
+                    self.answer(SenderEvent::Frozen { attempt });
                 }
             }
             SenderAction::Thaw => {
@@ -584,7 +586,7 @@ impl World {
             }
             SenderAction::NoteHandover(note) => {
                 self.source.note = Some(note);
-                self.source.answers.push(SenderEvent::HandoverNoted(note));
+                self.answer(SenderEvent::HandoverNoted(note));
             }
             SenderAction::ClearHandover => self.source.note = None,
             SenderAction::Throttle { .. } => {
@@ -596,7 +598,18 @@ impl World {
             }
             SenderAction::Finished(outcome) => self.finished(&outcome),
             SenderAction::Read { .. } => unreachable!("reads are carried out apart"),
+            // What arrives is what was sent: the receiver has no reason.
+            SenderAction::Warn(SenderWarning::Retried(error)) => panic!("{error:?}"),
             SenderAction::Unthrottle | SenderAction::Warn(_) => {}
+        }
+    }
+
+    /// Some answers are very late.
+    fn answer(&mut self, event: SenderEvent) {
+        if self.random.one_in(30) {
+            self.source.late_answers.push(event);
+        } else {
+            self.source.answers.push(event);
         }
     }
 
@@ -611,7 +624,9 @@ impl World {
     }
 
     fn connect(&mut self) {
-        let stale = self.targets.len() > 1 && self.faults_left > 0 && self.random.one_in(4);
+        let is_in_doubt = self.source.sender.as_ref().map(Sender::state) == Some(SenderState::InDoubt);
+        let may_be_stale = is_in_doubt || self.faults_left > 0 && self.random.one_in(2);
+        let stale = self.targets.len() > 1 && may_be_stale && self.random.one_in(2);
         let target = if stale {
             1 + to_usize(self.random.below(self.targets.len() as u64 - 1))
         } else {
