@@ -262,6 +262,10 @@ mod tests {
         worker.kill();
         ended.recv_timeout(LONG).unwrap();
         worker.finish().unwrap();
-        flock(&again, FlockOperation::NonBlockingLockExclusive).unwrap();
+        // Programs that the worker has started may end later. So does the copy of the file in a process that another test
+        // has forked, and that has not executed its program yet.
+        let (locked, is_locked) = channel();
+        std::thread::spawn(move || locked.send(flock(&again, FlockOperation::LockExclusive)));
+        is_locked.recv_timeout(LONG).unwrap().unwrap();
     }
 }
