@@ -36,7 +36,7 @@ pub fn system(program: &str, words: &[&str]) -> Result<String, String> {
 }
 
 fn execute(program: &str, words: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(program);
+    let mut command = Command::new(path_of(program));
     let output = command.args(words).env("PATH", PATH).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program} does not start: {error}"))?;
     if output.status.success() {
@@ -44,6 +44,15 @@ fn execute(program: &str, words: &[&str]) -> Result<String, String> {
     } else {
         Err(String::from_utf8_lossy(&output.stderr).trim().to_owned())
     }
+}
+
+/// The path of a program in [`PATH`].
+///
+/// To search a program in the `PATH` of the child, the standard library forks the whole test program with its hundreds of
+/// megabytes. With a path, it does not.
+fn path_of(program: &str) -> PathBuf {
+    let mut paths = std::env::split_paths(PATH).map(|folder| folder.join(program));
+    paths.find(|path| path.is_file()).unwrap_or_else(|| program.into())
 }
 
 fn text(path: &Path) -> &str {
@@ -263,7 +272,7 @@ fn start_daemon() -> Result<Option<Child>, String> {
         return Ok(None);
     }
     std::fs::create_dir_all("/run/zfs").map_err(|error| error.to_string())?;
-    let mut command = Command::new("zfs-fuse");
+    let mut command = Command::new(path_of("zfs-fuse"));
     command.args(["--no-daemon", "--no-kstat-mount"]).env("PATH", PATH);
     let started = command
         .stdin(Stdio::null())

@@ -247,11 +247,12 @@ fn an_overlay_that_never_converges_is_committed_during_a_pause() {
     let is_over = AtomicBool::new(false);
     let report = std::thread::scope(|scope| {
         scope.spawn(|| {
+            // Large writes: also on a busy host, one takes less than a second.
             for byte in (100..200).cycle() {
                 if is_over.load(Ordering::Relaxed) {
                     break;
                 }
-                world.lab.guest_writes(machine.monitor(), 0, byte, 0, 1 << 20);
+                world.lab.guest_writes(machine.monitor(), 0, byte, 0, 4 << 20);
             }
         });
         let output = world.rig.run(&at(
@@ -266,7 +267,7 @@ fn an_overlay_that_never_converges_is_committed_during_a_pause() {
     assert!(message.contains("was paused for"), "{message}");
     world.assert_is_as_before();
     // Its last write is in the next backup.
-    world.write(0, 250, 0, 1 << 20);
+    world.write(0, 250, 0, 4 << 20);
     world.back_up();
     world.assert_snapshot_is_right("after the pause");
 }
