@@ -36,8 +36,10 @@ pub enum Error {
         /// What is wrong.
         detail: &'static str,
     },
-    /// The dimensions of a disk are not supported.
-    #[error("a disk of {size_bytes} bytes in units of {unit_bytes} bytes is not supported")]
+    /// The size of a disk, or of its units, is out of bounds.
+    #[error(
+        "a disk of {size_bytes} bytes cannot be copied in units of {unit_bytes} bytes: a unit is a power of two from 4 KiB to 1 MiB, and a disk has 1 to 2^25 units"
+    )]
     Layout {
         /// Size of the disk, in bytes.
         size_bytes: u64,

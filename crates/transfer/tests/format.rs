@@ -232,7 +232,7 @@ fn a_changed_bit_is_found_wherever_it_is() {
     }
 }
 
-/// Whoever sends hostile frames computes their checksums.
+/// A hostile peer sends correct checksums.
 #[test]
 fn hostile_frames_are_an_error_or_a_message_and_never_a_panic() {
     let mut random = SeededRandom::new(test_seed());

@@ -485,7 +485,7 @@ impl ArrivedFrames {
     }
 }
 
-/// Carries out what a sender asks for, on a disk that nobody writes.
+/// Carries out what a sender asks for, on a disk without a guest that writes.
 fn source_answer(action: SenderAction, connection: &mut u64) -> Option<SenderEvent> {
     Some(match action {
         SenderAction::Connect => {

@@ -145,7 +145,7 @@ pub enum ReceiverAction {
     },
     /// Compare device and inode of the file that was written with those of the file that the hypervisor has open.
     ///
-    /// A copy into a file that nobody uses passes all other checks.
+    /// A copy into a file that the hypervisor has not opened passes all other checks.
     ExamineIdentity {
         /// The operation.
         operation: OperationId,

@@ -208,7 +208,7 @@ pub enum SenderWarning {
     },
     /// The receiver ended the connection with an error that another attempt may not have.
     Retried(PeerError),
-    /// Nobody knows which side owns the disk, and this answer does not help. The sender continues to ask.
+    /// The answer does not say which side owns the disk. The sender continues to ask.
     StillInDoubt(PeerError),
 }
 

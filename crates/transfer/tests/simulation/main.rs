@@ -80,7 +80,7 @@ fn exactly_one_side_owns_the_right_content_whatever_fails() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "100,000 histories take minutes: make torture"]
 fn exactly_one_side_owns_the_right_content_in_many_histories() {
     let first = test_seed();
     run((0..100_000).map(|number| first.wrapping_add(number)));

@@ -97,7 +97,7 @@ impl Source {
         RangeContent::Data(bytes.to_vec())
     }
 
-    /// The program ends, and with it the tracker. Whoever starts it again looks at the note before the guest runs.
+    /// The program ends, and with it the tracker. After a restart, it reads the note before the guest runs.
     pub(super) fn crash(&mut self) {
         self.end_sender();
         self.tracker = None;

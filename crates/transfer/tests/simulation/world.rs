@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
-    Capabilities, ConvergenceOptions, DiskId, ErrorCode, FreezeTrigger, Message, Outcome, Ownership, RangeContent,
-    Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, RoundDecision, Sender, SenderAction,
-    SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck, Unconverged,
-    UnitLayout,
+    Capabilities, ConvergenceOptions, DiskId, ErrorCode, FreezeTrigger, LinkId, Message, Outcome, Ownership,
+    RangeContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, RoundDecision, Sender,
+    SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck,
+    Unconverged, UnitLayout,
 };
 
 use super::network::Connection;
@@ -295,7 +295,7 @@ impl World {
                 };
                 if !answers.is_empty() {
                     let answer = answers.swap_remove(to_usize(self.random.below(answers.len() as u64)));
-                    self.tell_sender(answer);
+                    self.deliver_to_sender(answer);
                 }
             }
             _ => self.notice(),
@@ -375,7 +375,7 @@ impl World {
     /// Time passes, ends of connections are noticed, programs are started again.
     fn notice(&mut self) {
         match self.random.below(4) {
-            0 => self.tell_sender(SenderEvent::Tick),
+            0 => self.deliver_to_sender(SenderEvent::Tick),
             1 => {
                 // Most often while a read of a round is in progress.
                 let is_armed = self.source.sender.as_ref().map(Sender::state) == Some(SenderState::Armed);
@@ -387,7 +387,7 @@ impl World {
                     1
                 };
                 if self.options.trigger == FreezeTrigger::OnRequest && self.random.one_in(interval) {
-                    self.tell_sender(SenderEvent::FreezeRequested);
+                    self.deliver_to_sender(SenderEvent::FreezeRequested);
                 }
             }
             2 => self.notice_closed(),
@@ -410,7 +410,7 @@ impl World {
             let is_over = !connection.is_receiver_open && !connection.has_frames_to_sender();
             if is_over || !connection.is_sender_open {
                 self.close_current();
-                self.tell_sender(SenderEvent::Disconnected);
+                self.deliver_to_sender(SenderEvent::Disconnected);
                 return;
             }
         }
@@ -421,7 +421,7 @@ impl World {
             connection.is_receiver_open = false;
             let target = connection.target;
             if let Some(link) = connection.streams.first().map(|stream| stream.link) {
-                self.tell_receiver(target, ReceiverEvent::LinkClosed(link));
+                self.deliver_to_receiver(target, ReceiverEvent::LinkClosed(link));
             }
         }
     }
@@ -469,7 +469,7 @@ impl World {
         self.collect_sender();
     }
 
-    fn tell_sender(&mut self, event: SenderEvent) {
+    fn deliver_to_sender(&mut self, event: SenderEvent) {
         if let Some(sender) = &mut self.source.sender {
             sender.handle(event, self.now);
             self.collect_sender();
@@ -486,7 +486,14 @@ impl World {
         }
     }
 
-    fn tell_receiver(&mut self, target: usize, event: ReceiverEvent) {
+    /// The connection that a link is a stream of.
+    fn connection_of(&mut self, link: LinkId) -> &mut Connection {
+        let has_link = |connection: &&mut Connection| connection.streams.iter().any(|stream| stream.link == link);
+        let found = self.connections.iter_mut().find(has_link);
+        found.expect("links are never forgotten")
+    }
+
+    fn deliver_to_receiver(&mut self, target: usize, event: ReceiverEvent) {
         let Some(receiver) = &mut self.targets[target].receiver else {
             return;
         };
@@ -498,28 +505,13 @@ impl World {
         for action in actions {
             match action {
                 ReceiverAction::Send { link, frame } => {
-                    let has_link =
-                        |connection: &&mut Connection| connection.streams.iter().any(|stream| stream.link == link);
-                    let connection = self
-                        .connections
-                        .iter_mut()
-                        .find(has_link)
-                        .expect("links are never forgotten");
+                    let connection = self.connection_of(link);
                     if connection.is_receiver_open {
                         connection.send_to_sender(link, &frame);
-                        self.count_frame(0);
+                        self.count_frame();
                     }
                 }
-                ReceiverAction::Close(link) => {
-                    let has_link =
-                        |connection: &&mut Connection| connection.streams.iter().any(|stream| stream.link == link);
-                    let connection = self
-                        .connections
-                        .iter_mut()
-                        .find(has_link)
-                        .expect("links are never forgotten");
-                    connection.is_receiver_open = false;
-                }
+                ReceiverAction::Close(link) => self.connection_of(link).is_receiver_open = false,
                 ReceiverAction::BecameOwner { .. } => {}
                 operation => self.targets[target].operations.push(operation),
             }
@@ -546,7 +538,7 @@ impl World {
                         connection.lose();
                     }
                     self.sent_bytes += data_bytes;
-                    self.count_frame(data_bytes);
+                    self.count_frame();
                 }
             }
             SenderAction::Disconnect => self.close_current(),
@@ -613,7 +605,7 @@ impl World {
         }
     }
 
-    fn count_frame(&mut self, _data_bytes: u64) {
+    fn count_frame(&mut self) {
         if self.options.cut_at_frame == Some(self.frame_count) {
             match self.options.cut_fault {
                 Faults::ConnectionBreaks => self.cut(),
@@ -633,13 +625,13 @@ impl World {
             REAL
         };
         if self.targets[target].receiver.is_none() {
-            return self.tell_sender(SenderEvent::Disconnected);
+            return self.deliver_to_sender(SenderEvent::Disconnected);
         }
         self.connections.push(Connection::new(target));
         self.current = Some(self.connections.len() - 1);
         self.connection_count += 1;
         let connection = self.connection_count;
-        self.tell_sender(SenderEvent::Connected { connection });
+        self.deliver_to_sender(SenderEvent::Connected { connection });
         if self.random.one_in(10) {
             self.duplicate_attempt(target);
         }
@@ -690,7 +682,7 @@ impl World {
         } else if !self.source.completed_reads.is_empty() {
             let index = to_usize(self.random.below(self.source.completed_reads.len() as u64));
             let answer = self.source.completed_reads.swap_remove(index);
-            self.tell_sender(answer);
+            self.deliver_to_sender(answer);
         }
     }
 
@@ -708,7 +700,7 @@ impl World {
         // Frames that arrived before the receiver closed the connection may reach it afterwards.
         let is_delivered = connection.is_receiver_open || self.random.one_in(2);
         if let Some((link, frame)) = arrived.filter(|_| is_delivered) {
-            self.tell_receiver(target, ReceiverEvent::Received { link, frame });
+            self.deliver_to_receiver(target, ReceiverEvent::Received { link, frame });
         }
     }
 
@@ -731,7 +723,7 @@ impl World {
             && let Some(frame) = connection.arrive_at_sender(&mut self.random)
         {
             self.observe(&frame.message);
-            self.tell_sender(SenderEvent::Received(frame));
+            self.deliver_to_sender(SenderEvent::Received(frame));
         }
     }
 
@@ -744,7 +736,7 @@ impl World {
         }
         let operation = to_usize(self.random.below(target.operations.len() as u64));
         let event = target.operate(operation);
-        self.tell_receiver(busy, event);
+        self.deliver_to_receiver(busy, event);
     }
 }
 
