@@ -9,7 +9,7 @@ use holdfast_host::{MachineState, MachineSummary, grace_periods};
 use holdfast_image::{ContainerLock, ContainerTree, is_container};
 
 use super::leftovers::AGE_MIN_MS;
-use super::seen::{CloneSnapshot, FindingKind, Repair, Seen, SeenContainer, SeenLayer, SeenPlace};
+use super::seen::{FindingKind, Repair, Seen, SeenContainer, SeenLayer, SeenPlace, UnneededSnapshot};
 use super::{Action, DoctorRequest, Finding};
 use crate::capture::container::backup_layers;
 use crate::container::{
@@ -84,7 +84,7 @@ fn examine(request: &DoctorRequest<'_>, folder: &Path) -> crate::Result<SeenCont
     });
     let snapshots = tree.snapshots().into_iter();
     let left = snapshots.filter(|(_, entry)| is_left_by_clone(entry, request.processes));
-    let left_by_clones = left.map(|(id, entry)| CloneSnapshot {
+    let left_by_clones = left.map(|(id, entry)| UnneededSnapshot {
         id: id.to_string(),
         created_s: entry.created_s,
     });
@@ -206,27 +206,26 @@ fn of_backups(seen: &Seen, container: &SeenContainer, notes: &mut Vec<String>) -
             digits(&layer.repository)
         ));
     }
-    let left = left.iter().map(|layer| (layer.id.clone(), layer.created_s));
-    unneeded_snapshots(
-        container,
-        left.collect(),
-        "that a backup has taken and no later one is compared with",
-    )
+    let left = left.into_iter().map(|layer| UnneededSnapshot {
+        id: layer.id.clone(),
+        created_s: layer.created_s,
+    });
+    let left: Vec<UnneededSnapshot> = left.collect();
+    let why = "that a backup has taken and no later one is compared with";
+    unneeded_snapshots(container, &left, why)
 }
 
 fn of_clones(container: &SeenContainer) -> Option<Finding> {
-    let left = container.left_by_clones.iter();
-    let left = left.map(|snapshot| (snapshot.id.clone(), snapshot.created_s));
-    unneeded_snapshots(container, left.collect(), "that a killed clone has taken")
+    unneeded_snapshots(container, &container.left_by_clones, "that a killed clone has taken")
 }
 
-/// Snapshots of a container, each with its id and its time in seconds since 1970, and why nothing needs them.
-fn unneeded_snapshots(container: &SeenContainer, left: Vec<(String, Option<u64>)>, why: &str) -> Option<Finding> {
+/// The finding for snapshots of a container; `why` says why nothing needs them.
+fn unneeded_snapshots(container: &SeenContainer, left: &[UnneededSnapshot], why: &str) -> Option<Finding> {
     if left.is_empty() {
         return None;
     }
-    let since_s = left.iter().filter_map(|(_, created_s)| *created_s).min();
-    let ids: Vec<String> = left.into_iter().map(|(id, _)| id).collect();
+    let since_s = left.iter().filter_map(|snapshot| snapshot.created_s).min();
+    let ids: Vec<String> = left.iter().map(|snapshot| snapshot.id.clone()).collect();
     let count = match ids.len() {
         1 => "a snapshot".to_owned(),
         count => format!("{count} snapshots"),
@@ -309,7 +308,7 @@ mod tests {
         Action, ContainerLock, FindingKind, Repair, RuntimeRemains, RuntimeState, delete_unused, diagnose,
         partial_containers,
     };
-    use crate::doctor::seen::{CloneSnapshot, Seen, SeenContainer, SeenLayer, SeenPlace, SeenRepository};
+    use crate::doctor::seen::{Seen, SeenContainer, SeenLayer, SeenPlace, SeenRepository, UnneededSnapshot};
 
     fn layer(id: &str, repository: &str) -> SeenLayer {
         SeenLayer {
@@ -360,7 +359,7 @@ mod tests {
     #[test]
     fn the_snapshot_of_a_killed_clone_is_deleted_even_while_a_backup_runs() {
         let mut seen = seen(true);
-        seen.containers[0].left_by_clones = vec![CloneSnapshot {
+        seen.containers[0].left_by_clones = vec![UnneededSnapshot {
             id: "9".to_owned(),
             created_s: Some(7),
         }];

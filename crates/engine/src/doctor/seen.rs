@@ -18,7 +18,7 @@ use crate::machine::place_note::HeldSnapshotNote;
 use crate::machine::run_journal::RunRecord;
 use crate::restore::instant::InstantState;
 
-pub(super) use containers::{CloneSnapshot, SeenContainer, SeenLayer};
+pub(super) use containers::{SeenContainer, SeenLayer, UnneededSnapshot};
 
 /// All observations.
 #[derive(Debug, Clone, Default)]

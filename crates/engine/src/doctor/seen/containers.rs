@@ -9,12 +9,12 @@ pub(in crate::doctor) struct SeenContainer {
     pub(in crate::doctor) layers: Vec<SeenLayer>,
     /// Whether a backup of it is running.
     pub(in crate::doctor) is_backed_up: bool,
-    pub(in crate::doctor) left_by_clones: Vec<CloneSnapshot>,
+    pub(in crate::doctor) left_by_clones: Vec<UnneededSnapshot>,
 }
 
-/// A snapshot of a container that a killed clone has left.
+/// A snapshot of a container that is deleted.
 #[derive(Debug, Clone)]
-pub(in crate::doctor) struct CloneSnapshot {
+pub(in crate::doctor) struct UnneededSnapshot {
     /// The UUID of its layer.
     pub(in crate::doctor) id: String,
     /// When it was taken, in seconds since 1970.
