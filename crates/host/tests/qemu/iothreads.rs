@@ -384,7 +384,7 @@ fn a_filter_on_a_busy_iothread_crashes_qemu_before_9() {
     };
     // A stop waits for all requests. With four of these tests at once on two processors, 2 of 2,000 filters crashed QEMU
     // 7.2 nevertheless.
-    for round in 0..5 {
+    for round in 0..20 {
         write(round);
         lab.execute("stop", Value::Null);
         assert!(
