@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 
 use holdfast_block::error_text;
+use holdfast_engine::{VirtualBox, VirtualBoxMachine};
 use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, TpmPlace, TpmVersion};
 use serde::Serialize;
 
@@ -15,7 +16,7 @@ use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::pools;
 use crate::machines::virtualbox;
-use crate::machines::{Hypervisors, MachineWord, WordsByHypervisor};
+use crate::machines::{Everything, Hypervisors, MachineWord, WordsByHypervisor};
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
@@ -56,6 +57,16 @@ impl Verb for MachinesArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         run(self, context)
+    }
+}
+
+impl MachinesArgs {
+    fn everything(&self) -> Everything {
+        if self.machines.is_empty() {
+            Everything::Wanted
+        } else {
+            Everything::NotWanted
+        }
     }
 }
 
@@ -253,6 +264,25 @@ impl Report for MachinesListed {
     }
 }
 
+/// The selected machines of VirtualBox. If no hypervisor is named, a VirtualBox that cannot be read is a warning: the
+/// machines of the others are listed.
+fn of_virtualbox_or_warning<'a>(
+    place: &'a VirtualBox,
+    words: &[String],
+    everything: Everything,
+    context: &Context,
+) -> Result<Vec<VirtualBoxMachine<'a>>, Error> {
+    match virtualbox::choose(place, words, &[], context) {
+        Err(error) if everything == Everything::Wanted => {
+            let causes = error_text(&error);
+            let message = format!("the machines of VirtualBox are not listed: {causes}");
+            context.console().warning(&message);
+            Ok(Vec::new())
+        }
+        other => Ok(other?.chosen),
+    }
+}
+
 fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     let WordsByHypervisor {
         mut of_virtualbox,
@@ -266,14 +296,15 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
             "holdfast container info shows a container",
         ));
     }
-    let everything = args.machines.is_empty();
+    let everything = args.everything();
+    let is_everything = everything == Everything::Wanted;
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let mut machines = Vec::new();
-    let is_without_libvirt = everything && hypervisors.is_without_libvirt();
+    let is_without_libvirt = is_everything && hypervisors.is_without_libvirt();
     if is_without_libvirt {
         context.console().note("no libvirt is in use on this host");
     }
-    let chosen = if is_without_libvirt || (words.is_empty() && !everything) {
+    let chosen = if is_without_libvirt || (words.is_empty() && !is_everything) {
         Vec::new()
     } else {
         hypervisors.all_of(words)?
@@ -281,7 +312,7 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
     for chosen in chosen {
         let found = match hypervisors.find(&chosen) {
             // The machine ended meanwhile.
-            Err(error) if everything && error.is_no_such_machine() => continue,
+            Err(error) if is_everything && error.is_no_such_machine() => continue,
             other => other?,
         };
         let description = found.machine.describe().map_err(holdfast_engine::Error::from)?;
@@ -289,10 +320,10 @@ fn run(args: &MachinesArgs, context: &Context) -> Result<Exit, Error> {
         machines.push(Listing::new(found.hypervisor, &size_of, description));
     }
     let place = virtualbox::place(context);
-    if everything && place.registry_file().exists() {
+    if is_everything && place.registry_file().exists() {
         of_virtualbox.push(String::new());
     }
-    let chosen = virtualbox::choose(&place, &of_virtualbox, &[], context)?.chosen;
+    let chosen = of_virtualbox_or_warning(&place, &of_virtualbox, everything, context)?;
     let is_one = chosen.len() == 1;
     for machine in chosen {
         let description = match machine.describe() {

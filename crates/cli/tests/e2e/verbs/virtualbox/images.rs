@@ -321,3 +321,15 @@ fn a_machine_with_a_long_name_is_exported_to_an_ova() {
     world.rig.ok(&["import", "long.ova", "--to", "out", "--format", "raw"]);
     assert!(world.rig.read("out/sda.raw") == world.disks[0] && world.rig.read("out/sdb.raw") == world.disks[1]);
 }
+
+#[test]
+fn a_damaged_registry_is_a_warning_in_the_list_of_all_machines() {
+    if Path::new("/run/libvirt/libvirt-sock").exists() {
+        return;
+    }
+    let world = World::new();
+    world.rig.write("home/VirtualBox.xml", b"damaged");
+    let output = world.run(3, &["machines"]);
+    assert!(stderr(&output).contains("the machines of VirtualBox are not listed"));
+    world.run(5, &["machines", "vbox:"]);
+}
