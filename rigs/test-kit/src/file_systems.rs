@@ -35,8 +35,19 @@ pub fn system(program: &str, words: &[&str]) -> Result<String, String> {
     }
 }
 
+/// Limit of the time of a command of ZFS, in seconds.
+const ZFS_TIME_MAX_S: &str = "120";
+
 fn execute(program: &str, words: &[&str]) -> Result<String, String> {
-    let mut command = Command::new(path_of(program));
+    let mut command = match program {
+        // They wait for zfs-fuse, which may have stopped to answer.
+        "zfs" | "zpool" => {
+            let mut command = Command::new(path_of("timeout"));
+            command.args(["--kill-after=5", ZFS_TIME_MAX_S]).arg(path_of(program));
+            command
+        }
+        _ => Command::new(path_of(program)),
+    };
     let output = command.args(words).env("PATH", PATH).stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("{program} does not start: {error}"))?;
     if output.status.success() {
@@ -246,6 +257,14 @@ impl Drop for Pool {
             } else {
                 // SIGTERM: zfs-fuse exports its pools.
                 system("kill", &[&daemon.id().to_string()]).ok();
+                let has_ended = (0..300).any(|_| {
+                    clock.sleep(Duration::from_millis(100));
+                    daemon.try_wait().is_ok_and(|status| status.is_some())
+                });
+                if !has_ended {
+                    // It has been seen to hang.
+                    daemon.kill().ok();
+                }
             }
             daemon.wait().ok();
         }

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::at;
 use super::host_snapshots::{MachineSetup, machine_on};
+use crate::schedules::wait_until;
 use holdfast_test_kit::file_systems::system;
 
 /// A machine on a separate pool, and a policy.
@@ -248,14 +249,7 @@ fn two_runs_exclude_each_other_and_an_invalid_policy_is_refused() {
     let uri = policed.setup.world.lab.uri();
     let words = at(&uri, &["cron", "sanoid.conf"]);
     let first = policed.setup.world.rig.command(&words).spawn().unwrap();
-    while !log.exists() {
-        policed
-            .setup
-            .world
-            .lab
-            .clock
-            .sleep(std::time::Duration::from_millis(10));
-    }
+    wait_until("the script begins", || log.exists());
     let (kind, message) = policed.setup.world.rig.error(4, &words);
     assert!(kind == "locked" && message.contains("another run"), "{message}");
     assert!(first.wait_with_output().unwrap().status.success());
@@ -422,14 +416,7 @@ fn a_stopped_run_reports_what_it_has_done() {
     ] {
         let words = [&["cron", "sanoid.conf"][..], if json { &["--json"] } else { &[] }].concat();
         let child = rig.command(&at(&uri, &words)).spawn().unwrap();
-        while !log.exists() {
-            policed
-                .setup
-                .world
-                .lab
-                .clock
-                .sleep(std::time::Duration::from_millis(10));
-        }
+        wait_until("the script begins", || log.exists());
         rustix::process::kill_process(rustix::process::Pid::from_child(&child), signal).unwrap();
         let output = child.wait_with_output().unwrap();
         assert_eq!(output.status.signal(), Some(signal.as_raw()), "{output:?}");

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::at;
 use super::bare::Bare;
 use crate::rig::{Rig, noise};
+use crate::schedules::wait_until;
 use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::processor_demand;
 
@@ -405,9 +406,7 @@ fn start_swtpm(folder: &Path, options: &[(&str, &str)], by_variable: Option<&Pat
     command.args(options.iter().flat_map(|(name, value)| [name, value]));
     command.envs(by_variable.map(|state| ("TPM_PATH", state)));
     let swtpm = Swtpm(command.spawn().unwrap());
-    while !socket.exists() {
-        SystemClock::new().sleep(Duration::from_millis(20));
-    }
+    wait_until("swtpm listens", || socket.exists());
     swtpm
 }
 

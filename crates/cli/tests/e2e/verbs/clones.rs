@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use crate::host::{file_system, text};
 use crate::program::stderr;
 use crate::rig::{Rig, noise};
+use crate::schedules::wait_until;
 
 const MIB: usize = 1 << 20;
 const IMAGES: [&str; 5] = ["base.qcow2", "base.vdi", "base.vhd", "base.vhdx", "base.vmdk"];
@@ -185,9 +186,7 @@ fn an_image_open_for_writing_is_refused_as_source() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        while !socket.exists() {
-            std::thread::yield_now();
-        }
+        wait_until("qemu-nbd listens", || socket.exists());
         Qemu(child)
     };
     let writer = serve(&[]);
