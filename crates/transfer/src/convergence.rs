@@ -65,6 +65,8 @@ pub struct RoundMeasurement {
     pub round_trip: Duration,
     /// The longest of the last times that the receiver needed to make data durable.
     pub sync: Duration,
+    /// The longest of the last times that the tracker needed to take marks.
+    pub take: Duration,
 }
 
 /// The prediction after a round, with its parts.
@@ -178,6 +180,7 @@ impl ConvergenceRule {
         self.send_time(measured.dirty_bytes)
             + measured.round_trip * 2
             + measured.sync
+            + measured.take
             + self.options.other_frozen
             + self.overrun
     }
@@ -298,6 +301,7 @@ mod tests {
             dirty_bytes: dirty * MIB,
             round_trip: Duration::from_millis(1),
             sync: Duration::from_millis(5),
+            take: Duration::from_millis(3),
         }
     }
 
@@ -309,7 +313,7 @@ mod tests {
         assert_eq!(rule.round(measured(60, 20)).decision, RoundDecision::Continue);
         let forecast = rule.round(measured(20, 4));
         assert_eq!(forecast.decision, RoundDecision::Freeze);
-        assert_eq!(forecast.frozen, Duration::from_millis(40 + 2 + 5));
+        assert_eq!(forecast.frozen, Duration::from_millis(40 + 2 + 5 + 3));
     }
 
     #[test]

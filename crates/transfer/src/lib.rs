@@ -25,8 +25,8 @@ pub use receiver::{
     FileIdentity, LinkId, OperationId, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions, ReceiverState,
 };
 pub use sender::{
-    FreezeTrigger, HandoverNote, HandoverReport, Outcome, Sender, SenderAction, SenderEvent, SenderOptions,
-    SenderState, SenderWarning, TrackerCheck,
+    CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, Sender, SenderAction,
+    SenderEvent, SenderOptions, SenderState, SenderWarning, TrackerCheck,
 };
 pub use wire::{
     Accept, Barrier, Capabilities, DiskId, ErrorCode, FRAME_OVERHEAD_BYTES, Frame, FrameDecoder, HeldUnits, Hello,

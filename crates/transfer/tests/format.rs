@@ -122,7 +122,7 @@ fn messages() -> Vec<Message> {
         Message::OwnerAnswer(Ownership::Receiver),
         Message::OwnerAnswer(Ownership::Sender),
         Message::Thaw,
-        Message::Abort {
+        Message::End {
             reason: "stopped by the user".to_owned(),
         },
         Message::Error(PeerError {

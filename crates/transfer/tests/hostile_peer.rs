@@ -11,11 +11,11 @@ use std::time::Duration;
 use holdfast_block::conformance::test_seed;
 use holdfast_block::{DirtyBitmap, SeededRandom, to_usize};
 use holdfast_transfer::{
-    Accept, Barrier, Capabilities, ConvergenceOptions, Digest, DiskId, ErrorCode, FileIdentity, Frame, FreezeTrigger,
-    HeldUnits, Hello, LastPass, LinkId, Message, Offer, OperationId, Ownership, PeerError, RangeContent, RangeFrame,
-    Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, ReceiverState, ReceiverTimes, RoundEnd, Seal,
-    Sender, SenderAction, SenderEvent, SenderOptions, SessionId, ThrottlePolicy, TrackerCheck, Unconverged,
-    UnitComparison, UnitHash, UnitLayout, UnitVerdict, VersionRange,
+    Accept, Barrier, Capabilities, ConvergenceOptions, CopyPurpose, Digest, DiskId, ErrorCode, FileIdentity,
+    FirstPassTakes, Frame, FreezeTrigger, HeldUnits, Hello, LastPass, LinkId, Message, Offer, OperationId, Ownership,
+    PeerError, RangeContent, RangeFrame, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions,
+    ReceiverState, ReceiverTimes, RoundEnd, Seal, Sender, SenderAction, SenderEvent, SenderOptions, SessionId,
+    ThrottlePolicy, TrackerCheck, Unconverged, UnitComparison, UnitHash, UnitLayout, UnitVerdict, VersionRange,
 };
 
 const UNIT_BYTES: u64 = 4096;
@@ -416,6 +416,8 @@ fn a_sender_survives_any_receiver() {
     let mut read_count = 0;
     for _ in 0..5000 {
         let options = SenderOptions {
+            purpose: CopyPurpose::Handover,
+            first_pass_takes: FirstPassTakes::Often,
             session: SessionId(ID),
             disk: DiskId(ID),
             layout: layout(),
@@ -496,6 +498,7 @@ fn source_answer(action: SenderAction, connection: &mut u64) -> Option<SenderEve
         }
         SenderAction::StartTracker => SenderEvent::TrackerStarted,
         SenderAction::TakeDirty { query } => SenderEvent::DirtyTaken {
+            took: Duration::ZERO,
             query,
             marks: DirtyBitmap::new(layout().size_bytes(), 512).unwrap(),
         },

@@ -155,6 +155,8 @@ pub enum ReceiverAction {
         /// The seal that was committed.
         seal: u64,
     },
+    /// The sender knows that the receiver owns the disk, and does not ask any more: the journal may be deleted.
+    EndKnown,
 }
 
 /// The state of a receiver, for people.

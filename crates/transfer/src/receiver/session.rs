@@ -80,7 +80,14 @@ impl Receiver {
                 }
                 Ok(())
             }
-            Message::Abort { .. } | Message::Error(_) => {
+            Message::End { .. } => {
+                if self.journal.as_ref().is_some_and(|journal| journal.owner.is_some()) {
+                    self.actions.push_back(ReceiverAction::EndKnown);
+                }
+                self.disconnect();
+                Ok(())
+            }
+            Message::Error(_) => {
                 self.disconnect();
                 Ok(())
             }

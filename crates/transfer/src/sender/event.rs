@@ -19,9 +19,29 @@ pub enum FreezeTrigger {
     OnRequest,
 }
 
+/// How often marks are taken during the first pass. What was written to a range that is not read yet needs no mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FirstPassTakes {
+    /// Sixteen times.
+    Often,
+    /// At its end: taking marks is expensive, as for a tracker that reads the disk.
+    AtEnd,
+}
+
+/// What the copy is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyPurpose {
+    /// The receiver gets the disk as of the freeze. The guest is thawed as soon as everything was read, and runs on.
+    Duplicate,
+    /// The disk changes its owner. The guest stays frozen until the receiver has answered, and must not run here then.
+    Handover,
+}
+
 /// How a sender behaves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SenderOptions {
+    /// What the copy is for.
+    pub purpose: CopyPurpose,
     /// The copy.
     pub session: SessionId,
     /// The disk.
@@ -30,6 +50,8 @@ pub struct SenderOptions {
     pub layout: UnitLayout,
     /// Bytes that one mark of the tracker covers; at most a unit.
     pub granularity_bytes: u32,
+    /// How often marks are taken during the first pass.
+    pub first_pass_takes: FirstPassTakes,
     /// What the sender can do.
     pub capabilities: Capabilities,
     /// Number of streams to use, at least 1.
@@ -76,6 +98,8 @@ pub enum SenderEvent {
         query: u64,
         /// The marks.
         marks: DirtyBitmap,
+        /// How long it took to take them. The guest waits for it while it is frozen.
+        took: Duration,
     },
     /// The number of marked bytes.
     DirtyCounted {
@@ -181,7 +205,8 @@ pub enum SenderAction {
     Report(Forecast),
     /// Show a warning.
     Warn(SenderWarning),
-    /// The copy ended. The sender is of no more use.
+    /// The copy ended. After a handover, the caller notes durably that it is completed, before it carries out the actions
+    /// that follow: then the receiver may forget the copy. The sender is of no more use.
     Finished(Outcome),
 }
 
@@ -215,8 +240,8 @@ pub enum SenderWarning {
 /// How a copy ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// The receiver owns the disk. The guest must not run here any more.
-    HandedOver(HandoverReport),
+    /// The receiver owns the disk, or its duplicate. After a handover, the guest must not run here any more.
+    Completed(HandoverReport),
     /// The rounds do not converge. The guest was not frozen.
     NotConverging(Forecast),
     /// Every attempt would have frozen the guest for too long.
@@ -236,7 +261,8 @@ pub enum Outcome {
 /// The numbers of a handover.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct HandoverReport {
-    /// From the request to freeze to COMMITTED. Zero if the sender was restarted meanwhile.
+    /// From the request to freeze until COMMITTED; for a duplicate, until the guest was thawed. Zero if the sender was
+    /// restarted meanwhile.
     pub frozen: Duration,
     /// The freeze command alone.
     pub freeze: Duration,

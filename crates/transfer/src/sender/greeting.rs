@@ -147,7 +147,12 @@ impl Sender {
         self.phase = Phase::Done;
         self.doubt = None;
         let report = self.freeze.report;
-        self.act(SenderAction::Finished(Outcome::HandedOver(report)));
+        self.act(SenderAction::Finished(Outcome::Completed(report)));
+        // The receiver may forget the copy only when the caller does not ask any more, also after a restart.
+        let reason = "the receiver owns the disk".to_owned();
+        self.send(Message::End { reason });
+        self.link = None;
+        self.act(SenderAction::Disconnect);
     }
 
     fn accepted(&mut self, accept: &Accept, now: Duration) {

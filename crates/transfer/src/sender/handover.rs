@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{FreezeLimit, HandoverNote, Outcome, Phase, Sender, SenderAction, SenderWarning, Stage, TrackerCheck};
+use super::{
+    CopyPurpose, FreezeLimit, HandoverNote, Outcome, Phase, Sender, SenderAction, SenderWarning, Stage, TrackerCheck,
+};
 use crate::wire::{Capabilities, LastPass, Message, Seal};
 
 /// Number of last passes. The second is for a tracker that marks a write only after it has ended.
@@ -77,6 +79,10 @@ impl Sender {
 
     fn seal(&mut self, now: Duration) {
         self.freeze.report.last_pass = self.step(now);
+        if self.options.purpose == CopyPurpose::Duplicate {
+            self.note_frozen_time(now);
+            self.thaw();
+        }
         let Some(link) = &mut self.link else { return };
         let barrier = link.barrier();
         self.copy.digests.end_pass();
@@ -106,10 +112,14 @@ impl Sender {
             link.sync = None;
         }
         self.freeze.report.seal = self.step(now);
-        self.phase = Phase::Noting;
-        if let Some(receiver) = self.copy.receiver() {
-            let seal = number;
-            self.act(SenderAction::NoteHandover(HandoverNote { seal, receiver }));
+        let Some(receiver) = self.copy.receiver() else { return };
+        let note = HandoverNote { seal: number, receiver };
+        match self.options.purpose {
+            CopyPurpose::Duplicate => self.commit(note),
+            CopyPurpose::Handover => {
+                self.phase = Phase::Noting;
+                self.act(SenderAction::NoteHandover(note));
+            }
         }
     }
 
@@ -118,18 +128,26 @@ impl Sender {
         if self.phase != Phase::Noting || note.seal != seal || self.is_late(now) {
             return;
         }
+        self.commit(note);
+    }
+
+    /// From now on, only the receiver knows who owns the disk.
+    fn commit(&mut self, note: HandoverNote) {
         self.phase = Phase::Committing;
         self.doubt = Some(note);
-        self.send(Message::Commit { seal });
+        self.send(Message::Commit { seal: note.seal });
     }
 
     pub(super) fn committed(&mut self, seal: u64, now: Duration) {
         if seal == self.freeze.seal {
-            self.freeze.report.frozen = self
-                .freeze
-                .since
-                .map_or(Duration::ZERO, |since| now.saturating_sub(since));
+            self.note_frozen_time(now);
             self.finish();
+        }
+    }
+
+    fn note_frozen_time(&mut self, now: Duration) {
+        if let Some(since) = self.freeze.since {
+            self.freeze.report.frozen = now.saturating_sub(since);
         }
     }
 

@@ -13,7 +13,8 @@
 //! - Marks are taken from the tracker before the ranges are read. A read that began before belongs to the pass before:
 //!   no marks are taken for a new pass while a read is in progress.
 //! - The guest is thawed only as long as no COMMIT was sent, or when the receiver has said that it is not the owner.
-//! - COMMIT is sent only after the caller has durably noted the handover, so that a restarted sender asks first.
+//! - COMMIT of a handover is sent only after the caller has durably noted it, so that a restarted sender asks first. A
+//!   duplicate needs no note: the guest runs on whatever the answer is.
 
 mod event;
 mod greeting;
@@ -28,8 +29,8 @@ use std::time::Duration;
 use crate::convergence::ConvergenceRule;
 use crate::wire::Message;
 pub use event::{
-    FreezeTrigger, HandoverNote, HandoverReport, Outcome, SenderAction, SenderEvent, SenderOptions, SenderState,
-    SenderWarning, TrackerCheck,
+    CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, SenderAction, SenderEvent,
+    SenderOptions, SenderState, SenderWarning, TrackerCheck,
 };
 use link::{Liveness, SenderLink};
 use progress::CopyProgress;
@@ -146,6 +147,8 @@ pub struct Sender {
     retry_count: u32,
     /// The longest of the last synchronizations.
     sync_time: Duration,
+    /// The longest of the last times that the tracker needed to take marks.
+    take_time: Duration,
     actions: VecDeque<SenderAction>,
 }
 
@@ -184,6 +187,7 @@ impl Sender {
             query: 0,
             retry_count: 0,
             sync_time: Duration::ZERO,
+            take_time: Duration::ZERO,
             actions: VecDeque::from([SenderAction::Connect]),
         })
     }
@@ -248,7 +252,7 @@ impl Sender {
 
     /// Handles an event. `now` is the time since any fixed point.
     pub fn handle(&mut self, event: SenderEvent, now: Duration) {
-        if matches!(self.phase, Phase::Done | Phase::Failed) {
+        if self.is_over() {
             return;
         }
         match event {
@@ -256,7 +260,10 @@ impl Sender {
             SenderEvent::Disconnected => self.disconnected(),
             SenderEvent::Received(frame) => self.received(frame, now),
             SenderEvent::TrackerStarted => self.tracker_started(),
-            SenderEvent::DirtyTaken { query, marks } => self.dirty_taken(query, marks, now),
+            SenderEvent::DirtyTaken { query, marks, took } => {
+                self.take_time = took.max(self.take_time / 2);
+                self.dirty_taken(query, marks, now);
+            }
             SenderEvent::DirtyCounted { query, dirty_bytes } if query == self.query => self.counted(dirty_bytes, now),
             SenderEvent::TrackerChecked { query, check } if query == self.query => self.tracker_checked(check, now),
             SenderEvent::Read { read, content } => self.read_completed(read, content),
@@ -273,8 +280,15 @@ impl Sender {
             | SenderEvent::SourceFailed { .. }
             | SenderEvent::Cancel => {}
         }
-        self.keep_promise(now);
-        self.pump();
+        // After the end, the guest is not this sender's any more.
+        if !self.is_over() {
+            self.keep_promise(now);
+            self.pump();
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Done | Phase::Failed)
     }
 
     fn act(&mut self, action: SenderAction) {
@@ -321,7 +335,7 @@ impl Sender {
             self.act(SenderAction::Unthrottle);
         }
         let reason = format!("{outcome:?}");
-        self.send(Message::Abort { reason });
+        self.send(Message::End { reason });
         if self.link.take().is_some() {
             self.act(SenderAction::Disconnect);
         }

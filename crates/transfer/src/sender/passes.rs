@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_block::{DirtyBitmap, is_zero};
 
 use super::progress::{ReadPurpose, ReadRequest};
-use super::{FreezeLimit, FreezeTrigger, Outcome, Phase, RoundProgress, Sender, SenderAction, Stage};
+use super::{FirstPassTakes, FreezeLimit, FreezeTrigger, Outcome, Phase, RoundProgress, Sender, SenderAction, Stage};
 use crate::convergence::{RoundDecision, RoundMeasurement};
 use crate::digest::Digest;
 use crate::wire::{
@@ -151,7 +151,8 @@ impl Sender {
 
     /// Takes marks now and then: those of ranges that are not read yet need not be kept.
     fn take_parts(&mut self) {
-        if self.round.untaken_bytes >= self.options.layout.size_bytes() / TAKE_PART_COUNT {
+        let is_often = self.options.first_pass_takes == FirstPassTakes::Often;
+        if is_often && self.round.untaken_bytes >= self.options.layout.size_bytes() / TAKE_PART_COUNT {
             self.round.untaken_bytes = 0;
             self.take_dirty();
         }
@@ -290,6 +291,7 @@ impl Sender {
             dirty_bytes: dirty_bytes + self.copy.later_bytes(),
             round_trip: self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip),
             sync: self.sync_time,
+            take: self.take_time,
         }
     }
 

@@ -90,7 +90,7 @@ pub enum Message {
     },
     OwnerAnswer(Ownership),
     Thaw,
-    Abort {
+    End {
         reason: String,
     },
     Error(PeerError),
@@ -135,7 +135,7 @@ mod kind {
     pub(super) const OWNER_QUERY: u8 = 21;
     pub(super) const OWNER_ANSWER: u8 = 22;
     pub(super) const THAW: u8 = 23;
-    pub(super) const ABORT: u8 = 24;
+    pub(super) const END: u8 = 24;
     pub(super) const ERROR: u8 = 25;
     pub(super) const PING: u8 = 26;
     pub(super) const PONG: u8 = 27;
@@ -176,7 +176,7 @@ impl Message {
             Self::OwnerQuery { .. } => kind::OWNER_QUERY,
             Self::OwnerAnswer(_) => kind::OWNER_ANSWER,
             Self::Thaw => kind::THAW,
-            Self::Abort { .. } => kind::ABORT,
+            Self::End { .. } => kind::END,
             Self::Error(_) => kind::ERROR,
             Self::Ping { .. } => kind::PING,
             Self::Pong { .. } => kind::PONG,
@@ -252,7 +252,7 @@ impl Message {
             | Self::Pong { number }
             | Self::Credit { bytes: number } => to.u64(*number),
             Self::OwnerAnswer(owner) => to.u8(u8::from(*owner == Ownership::Receiver)),
-            Self::Abort { reason } => to.text(reason),
+            Self::End { reason } => to.text(reason),
             Self::Error(error) => {
                 to.u16(error.code as u16);
                 to.text(&error.text);
@@ -310,7 +310,7 @@ impl Message {
                 _ => return Err(from.malformed("the owner is neither 0 nor 1")),
             }),
             kind::THAW => Self::Thaw,
-            kind::ABORT => Self::Abort { reason: from.text()? },
+            kind::END => Self::End { reason: from.text()? },
             kind::ERROR => Self::Error(PeerError {
                 code: ErrorCode::from_number(from.u16()?),
                 text: from.text()?,

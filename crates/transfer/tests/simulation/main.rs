@@ -47,11 +47,13 @@ fn run(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
 }
 
 /// What the histories must contain to prove anything.
-const NEEDED: [&str; 14] = [
+const NEEDED: [&str; 16] = [
     "commit lost, sender owns",
     "commit lost, receiver owns",
     "copy resumed after comparing",
     "copy resumed",
+    "duplicate completed before a restart",
+    "duplicate completed",
     "frozen too long",
     "not converging",
     "promise not kept",

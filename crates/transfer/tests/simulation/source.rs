@@ -12,6 +12,8 @@ pub(super) const SECTOR_BYTES: u64 = 512;
 pub(super) struct Source {
     /// Durable with each write: the guest has seen it acknowledged.
     pub(super) disk: Vec<u8>,
+    /// The disk whenever the guest was frozen.
+    pub(super) frozen_disks: Vec<Vec<u8>>,
     pub(super) is_guest_running: bool,
     /// Ends with the program.
     pub(super) tracker: Option<DirtyBitmap>,
@@ -39,6 +41,7 @@ pub(super) struct PendingRead {
 impl Source {
     pub(super) fn new(disk: Vec<u8>) -> Self {
         Self {
+            frozen_disks: Vec::new(),
             disk,
             is_guest_running: true,
             tracker: None,

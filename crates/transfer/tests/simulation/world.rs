@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
-    Capabilities, ConvergenceOptions, DiskId, ErrorCode, FreezeTrigger, LinkId, Message, Outcome, Ownership,
-    RangeContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, RoundDecision, Sender,
-    SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck,
-    Unconverged, UnitLayout,
+    Capabilities, ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, FirstPassTakes, FreezeTrigger, LinkId, Message,
+    Outcome, Ownership, RangeContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions,
+    RoundDecision, Sender, SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId,
+    ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
 };
 
 use super::network::Connection;
@@ -52,6 +52,7 @@ pub(super) struct WorldOptions {
     pub(super) write_interval: u64,
     pub(super) frozen_max: Duration,
     pub(super) trigger: FreezeTrigger,
+    pub(super) purpose: CopyPurpose,
     pub(super) cut_at_frame: Option<u64>,
     pub(super) cut_fault: Faults,
 }
@@ -71,6 +72,7 @@ impl WorldOptions {
             write_interval: 1,
             frozen_max: Duration::from_secs(10),
             trigger: FreezeTrigger::WhenReady,
+            purpose: CopyPurpose::Handover,
             cut_at_frame: None,
             cut_fault: Faults::ConnectionBreaks,
         }
@@ -104,6 +106,11 @@ impl WorldOptions {
             } else {
                 FreezeTrigger::OnRequest
             },
+            purpose: if random.one_in(4) {
+                CopyPurpose::Duplicate
+            } else {
+                CopyPurpose::Handover
+            },
             cut_at_frame: None,
             cut_fault: Faults::ConnectionBreaks,
         }
@@ -123,7 +130,7 @@ pub(super) struct World {
     connection_count: u64,
     faults_left: u64,
     writes_left: u64,
-    is_handed_over: bool,
+    is_completed: bool,
     /// Since when the guest is frozen, if a time was promised.
     promised_since: Option<Duration>,
     is_time_promised: bool,
@@ -162,7 +169,7 @@ impl World {
             connection_count: 0,
             faults_left: options.fault_count,
             writes_left: options.write_count,
-            is_handed_over: false,
+            is_completed: false,
             promised_since: None,
             is_time_promised: true,
             freeze_count: 0,
@@ -218,7 +225,7 @@ impl World {
     /// Runs until the disk is handed over, and checks what must hold.
     pub(super) fn run(&mut self) {
         let mut step_count = 0;
-        while !self.is_handed_over {
+        while !self.is_completed {
             step_count += 1;
             assert!(step_count < STEP_COUNT_MAX, "the copy hangs: {}", self.description());
             self.step(step_count);
@@ -231,10 +238,20 @@ impl World {
         );
         real.lose_power(&mut self.random);
         assert!(
-            real.is_owner() && real.durable == self.source.disk,
+            self.targets[REAL].is_owner() && self.is_right(&self.targets[REAL].durable),
             "the content is lost with the power"
         );
-        assert!(!self.source.is_guest_running);
+        let runs_on = self.options.purpose == CopyPurpose::Duplicate;
+        assert_eq!(self.source.is_guest_running, runs_on);
+    }
+
+    /// Whether a target may own this content: what the guest had written when it was frozen. A duplicate may be that of
+    /// an earlier freeze, if the program was killed after it had sent COMMIT.
+    fn is_right(&self, content: &[u8]) -> bool {
+        match self.options.purpose {
+            CopyPurpose::Duplicate => self.source.frozen_disks.iter().any(|disk| disk == content),
+            CopyPurpose::Handover => self.source.disk == content,
+        }
     }
 
     fn check(&self) {
@@ -252,11 +269,11 @@ impl World {
         if let Some(owner) = owner {
             assert_eq!(owner, REAL, "a stale target became the owner");
             assert!(
-                !self.source.is_guest_running,
+                self.options.purpose == CopyPurpose::Duplicate || !self.source.is_guest_running,
                 "the guest runs, and the target owns the disk"
             );
             let target = &self.targets[REAL];
-            assert!(target.durable == self.source.disk, "the target owns a wrong content");
+            assert!(self.is_right(&target.durable), "the target owns a wrong content");
         }
     }
 
@@ -392,7 +409,7 @@ impl World {
             }
             2 => self.notice_closed(),
             _ => {
-                if self.source.sender.is_none() && !self.is_handed_over {
+                if self.source.sender.is_none() && !self.is_completed {
                     self.start_sender();
                 }
                 let index = to_usize(self.random.below(self.targets.len() as u64));
@@ -450,6 +467,12 @@ impl World {
                 },
             },
             trigger: self.options.trigger,
+            purpose: self.options.purpose,
+            first_pass_takes: if self.random.one_in(2) {
+                FirstPassTakes::Often
+            } else {
+                FirstPassTakes::AtEnd
+            },
             attempt_count_max: 3,
             program: "simulation".to_owned(),
         };
@@ -478,7 +501,12 @@ impl World {
 
     fn collect_sender(&mut self) {
         let Some(sender) = &mut self.source.sender else { return };
+        let mut is_finished = false;
         while let Some(action) = sender.next_action() {
+            let is_end = matches!(&action, SenderAction::Disconnect)
+                || matches!(&action, SenderAction::Send(frame) if matches!(frame.message, Message::End { .. }));
+            assert!(!is_finished || is_end, "{action:?} after the end");
+            is_finished |= matches!(action, SenderAction::Finished(_));
             match action {
                 SenderAction::Read { read, range } => self.source.reads.push(PendingRead { read, range }),
                 action => self.source.actions.push_back(action),
@@ -513,6 +541,8 @@ impl World {
                 }
                 ReceiverAction::Close(link) => self.connection_of(link).is_receiver_open = false,
                 ReceiverAction::BecameOwner { .. } => {}
+                // The history ends before: the sender sends END after it has noted the end.
+                ReceiverAction::EndKnown => panic!("the sender may still ask for the owner"),
                 operation => self.targets[target].operations.push(operation),
             }
         }
@@ -548,7 +578,8 @@ impl World {
             }
             SenderAction::TakeDirty { query } => {
                 let marks = self.source.take_dirty();
-                self.answer(SenderEvent::DirtyTaken { query, marks });
+                let took = Duration::ZERO;
+                self.answer(SenderEvent::DirtyTaken { query, marks, took });
             }
             SenderAction::CountDirty { query } => {
                 let dirty_bytes = self.source.dirty_bytes();
@@ -565,6 +596,7 @@ impl World {
                     self.answer(SenderEvent::FreezeFailed { attempt });
                 } else {
                     self.source.is_guest_running = false;
+                    self.source.frozen_disks.push(self.source.disk.clone());
                     self.promised_since = self.is_time_promised.then_some(self.now);
                     self.answer(SenderEvent::Frozen { attempt });
                 }
@@ -651,7 +683,12 @@ impl World {
     fn finished(&mut self, outcome: &Outcome) {
         self.source.end_sender();
         match outcome {
-            Outcome::HandedOver(_) => self.is_handed_over = true,
+            Outcome::Completed(_) => {
+                self.is_completed = true;
+                if self.options.purpose == CopyPurpose::Duplicate {
+                    self.occurrences.insert("duplicate completed");
+                }
+            }
             Outcome::FrozenTooLong | Outcome::NotConverging(_) => {
                 self.occurrences.insert(match outcome {
                     Outcome::FrozenTooLong => "frozen too long",
@@ -662,6 +699,13 @@ impl World {
             }
             Outcome::Refused(error) => {
                 assert!(self.source.is_guest_running);
+                if error.code == ErrorCode::AlreadyOwner {
+                    // The program was killed before it learned that the duplicate is complete.
+                    assert_eq!(self.options.purpose, CopyPurpose::Duplicate);
+                    self.occurrences.insert("duplicate completed before a restart");
+                    self.is_completed = true;
+                    return;
+                }
                 self.occurrences.insert(match error.code {
                     ErrorCode::WrongFile => "wrong file",
                     ErrorCode::WrongSession => "wrong session",
