@@ -87,7 +87,7 @@ pub use exchange::{
     check_stream, export, export_to_pool, open_import, open_packed, plan_export, plan_export_to_pool, read_packed,
     wants_stored_images,
 };
-pub use files::block_target::{Overwrite, is_block_device as is_device};
+pub use files::block_target::{LockedDevice, Overwrite, is_block_device as is_device, open_block_target};
 pub use files::state_file::write_note;
 pub use guest_files::{
     ApplianceOptions, GuestAddress, GuestAddressError, GuestVolume, GuestVolumes, LocatedFiles, ReaderChoice,

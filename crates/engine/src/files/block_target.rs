@@ -30,7 +30,7 @@ pub fn is_block_device(path: &Path) -> bool {
 /// The operating system refuses a device with a mounted file system or an array. A lock keeps QEMU away from a file,
 /// but from a device only if QEMU uses the same device node, and libvirt gives its machines separate nodes. So writers
 /// of the device are searched for, here and in [`check_alone`](Self::check_alone).
-pub(crate) struct LockedDevice {
+pub struct LockedDevice {
     _lock: ImageMut,
     device: FileDeviceMut,
     path: PathBuf,
@@ -89,7 +89,7 @@ pub(crate) fn lock(path: &Path) -> Result<ImageMut> {
 /// Opens the block device at `path` for a disk of `disk_bytes`, if overwriting is allowed and the disk fits.
 ///
 /// The operating system refuses a device in use (a mounted file system, a member of an array).
-pub(crate) fn open_block_target(path: &Path, overwrite: Overwrite, disk_bytes: u64) -> Result<LockedDevice> {
+pub fn open_block_target(path: &Path, overwrite: Overwrite, disk_bytes: u64) -> Result<LockedDevice> {
     if overwrite == Overwrite::Refuse {
         return Err(Error::DeviceExists { path: path.to_owned() });
     }

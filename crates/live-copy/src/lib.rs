@@ -1,0 +1,30 @@
+//! Live copies: the disk of anything that writes to it meanwhile, to a file, a block device or another host.
+//!
+//! `holdfast_transfer` decides, as two state machines. This crate carries it out: threads, streams, files, and the
+//! trackers of writes.
+//!
+//! - `source`: what is copied, and how its writes are tracked
+//! - `freeze_commands`: commands of the user that freeze what writes
+//! - `stream`, `link`: connections to a receiver, here or on another host
+//! - `send`, `receive`: the two sides
+//! - `target`: the file or device that is written, with its journal
+
+mod error;
+mod freeze_commands;
+mod link;
+mod phases;
+mod receive;
+mod request;
+mod send;
+mod source;
+mod stream;
+mod target;
+
+pub use error::{Error, Result};
+pub use freeze_commands::{CommandFreezer, FreezeCommands, FreezeLauncher, serve_freeze_commands};
+pub use phases::{CopyPhase, PhaseTime};
+pub use receive::{ReceiveOutcome, ReceiveTools, serve_receiver};
+pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind};
+pub use send::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, copy_live};
+pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
+pub use stream::{ByteStream, Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND, StreamCloser};

@@ -1,0 +1,366 @@
+//! The target of a copy, and the journal of its receiver.
+//!
+//! A file is written under a temporary name beside the target, and gets its name when the copy is complete:
+//!
+//! | file | content |
+//! |---|---|
+//! | `.NAME.holdfast-copy` | the disk |
+//! | `.NAME.holdfast-copy.journal` | what of it is durable ([format](../../../docs/format/transfer.md)) |
+//!
+//! A block device is written in place, and its journal is in a folder of this host. The journal is locked while a
+//! receiver uses it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDeviceMut, Clock, FileDeviceMut, IoMode, LockOutcome, lock_file, sync_folder_of};
+use holdfast_engine::{LockedDevice, Overwrite, open_block_target};
+use holdfast_transfer::{FileIdentity, JournalState};
+use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
+
+use crate::error::{Error, Result};
+use crate::request::{ExistingTarget, InterruptedCopy, ReceiveRequest};
+
+const SUFFIX: &str = ".holdfast-copy";
+const JOURNAL_SUFFIX: &str = ".holdfast-copy.journal";
+/// How long to wait for another receiver of the same target. One whose sender is gone ends in this time.
+const LOCK_PATIENCE: Duration = Duration::from_secs(45);
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Where the disk is written.
+enum Place {
+    /// A file that gets its name at the end.
+    File {
+        device: FileDeviceMut,
+        /// The same open file.
+        file: File,
+        partial: PathBuf,
+        path: PathBuf,
+        existing: ExistingTarget,
+    },
+    BlockDevice(LockedDevice),
+}
+
+/// A locked target with its journal.
+pub(crate) struct Target {
+    place: Place,
+    journal: LockedJournal,
+}
+
+/// A journal that no other receiver uses.
+struct LockedJournal {
+    path: PathBuf,
+    file: File,
+    _lock: LockOutcome,
+}
+
+impl Target {
+    /// Opens the target of a request, with the state of an interrupted copy.
+    ///
+    /// # Errors
+    /// The target cannot be used, for the reason that the error has.
+    pub(crate) fn open(
+        request: &ReceiveRequest,
+        journal_folder: &Path,
+        clock: &dyn Clock,
+    ) -> Result<(Self, Option<JournalState>)> {
+        let path = &request.target;
+        let found = path.metadata().ok();
+        if found.as_ref().is_some_and(|found| found.file_type().is_block_device()) {
+            return Self::open_block_device(request, journal_folder, clock);
+        }
+        if found.as_ref().is_some_and(|found| !found.is_file()) || path.file_name().is_none() || !path.is_absolute() {
+            return Err(Error::TargetKind { path: path.clone() });
+        }
+        let partial = beside(path, SUFFIX);
+        let mut journal = LockedJournal::open(beside(path, JOURNAL_SUFFIX), path, clock)?;
+        if request.interrupted == InterruptedCopy::Delete {
+            journal.clear()?;
+        }
+        let mut state = journal.state(request)?;
+        let is_owner = state.as_ref().is_some_and(|state| state.owner.is_some());
+        if state.is_some() && !is_owner && !partial.exists() {
+            // Without the data, the journal means nothing.
+            journal.clear()?;
+            state = None;
+        }
+        if !is_owner && found.is_some() && request.existing == ExistingTarget::Refuse {
+            journal.discard_empty(state.is_none());
+            return Err(Error::TargetExists { path: path.clone() });
+        }
+        let opened = match &state {
+            None => create(&partial, request),
+            Some(_) if is_owner && !partial.exists() => open_file(path),
+            Some(_) => open_file(&partial),
+        };
+        let (device, file) = opened.inspect_err(|_| journal.discard_empty(state.is_none()))?;
+        let place = Place::File {
+            device,
+            file,
+            partial,
+            path: path.clone(),
+            existing: request.existing,
+        };
+        let target = Self { place, journal };
+        if is_owner {
+            target.finish()?;
+        }
+        Ok((target, state))
+    }
+
+    fn open_block_device(
+        request: &ReceiveRequest,
+        journal_folder: &Path,
+        clock: &dyn Clock,
+    ) -> Result<(Self, Option<JournalState>)> {
+        let overwrite = match request.existing {
+            ExistingTarget::Refuse => Overwrite::Refuse,
+            ExistingTarget::Replace => Overwrite::Replace,
+        };
+        let path = &request.target;
+        let name = blake3::hash(path.as_os_str().as_encoded_bytes()).to_hex();
+        let journal_path = journal_folder.join(format!("{name}.journal"));
+        let failed = |source| Error::File {
+            action: "create",
+            path: journal_folder.to_owned(),
+            source,
+        };
+        std::fs::create_dir_all(journal_folder).map_err(failed)?;
+        let mut journal = LockedJournal::open(journal_path, path, clock)?;
+        if request.interrupted == InterruptedCopy::Delete {
+            journal.clear()?;
+        }
+        let state = journal.state(request)?;
+        let opened = open_block_target(path, overwrite, request.size_bytes).map_err(Error::from);
+        let device = opened.inspect_err(|_| journal.discard_empty(state.is_none()))?;
+        let place = Place::BlockDevice(device);
+        Ok((Self { place, journal }, state))
+    }
+
+    /// The disk.
+    pub(crate) fn device(&self) -> &dyn BlockDeviceMut {
+        match &self.place {
+            Place::File { device, .. } => device,
+            Place::BlockDevice(device) => &**device,
+        }
+    }
+
+    /// Appends to the journal, durably.
+    pub(crate) fn append(&self, bytes: &[u8]) -> Result<()> {
+        let mut file = &self.journal.file;
+        let written = file.write_all(bytes).and_then(|()| file.sync_data());
+        written.map_err(|source| self.journal.failed("write", source))
+    }
+
+    /// Whether the file at the path of the target is the one that was written.
+    pub(crate) fn examine(&self) -> FileIdentity {
+        let Place::File { file, partial, .. } = &self.place else {
+            return FileIdentity::Same;
+        };
+        match (file.metadata(), partial.symlink_metadata()) {
+            (Ok(ours), Ok(named)) if (named.dev(), named.ino()) == (ours.dev(), ours.ino()) => FileIdentity::Same,
+            (_, Ok(_)) => FileIdentity::Different {
+                detail: format!("{} was replaced meanwhile", partial.display()),
+            },
+            (_, Err(error)) => FileIdentity::Different {
+                detail: format!("{}: {error}", partial.display()),
+            },
+        }
+    }
+
+    /// Gives the file its name. Called again after a kill, it completes what is left to do.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let Place::File {
+            partial,
+            path,
+            existing,
+            ..
+        } = &self.place
+        else {
+            return Ok(());
+        };
+        if !partial.exists() {
+            return Ok(());
+        }
+        let flags = match existing {
+            ExistingTarget::Refuse => RenameFlags::NOREPLACE,
+            ExistingTarget::Replace => RenameFlags::empty(),
+        };
+        let renamed = renameat_with(CWD, partial, CWD, path, flags).map_err(std::io::Error::from);
+        renamed
+            .and_then(|()| sync_folder_of(path))
+            .map_err(|source| Error::File {
+                action: "rename the finished copy to",
+                path: path.clone(),
+                source,
+            })
+    }
+
+    /// Deletes the journal: the sender knows the owner.
+    pub(crate) fn forget(self) -> Result<()> {
+        let removed = std::fs::remove_file(&self.journal.path).and_then(|()| sync_folder_of(&self.journal.path));
+        removed.map_err(|source| self.journal.failed("delete", source))
+    }
+}
+
+impl LockedJournal {
+    fn open(path: PathBuf, target: &Path, clock: &dyn Clock) -> Result<Self> {
+        let failed = |action, source| Error::File {
+            action,
+            path: path.clone(),
+            source,
+        };
+        let until = clock.now() + LOCK_PATIENCE;
+        loop {
+            let opened = OpenOptions::new().read(true).append(true).create(true).open(&path);
+            let file = opened.map_err(|source| failed("open", source))?;
+            let lock = lock_file(&file).map_err(|source| failed("lock", source))?;
+            // A receiver that has finished deletes its journal while others wait for the lock.
+            let is_present = path.symlink_metadata().is_ok_and(|named| {
+                file.metadata()
+                    .is_ok_and(|ours| (ours.dev(), ours.ino()) == (named.dev(), named.ino()))
+            });
+            match lock {
+                LockOutcome::HeldElsewhere if clock.now() >= until => {
+                    return Err(Error::TargetBusy {
+                        path: target.to_owned(),
+                    });
+                }
+                LockOutcome::HeldElsewhere => clock.sleep(LOCK_INTERVAL),
+                _ if !is_present => {}
+                lock => {
+                    let journal = Self {
+                        path: path.clone(),
+                        file,
+                        _lock: lock,
+                    };
+                    sync_folder_of(&path).map_err(|source| failed("make durable", source))?;
+                    return Ok(journal);
+                }
+            }
+        }
+    }
+
+    fn failed(&self, action: &'static str, source: std::io::Error) -> Error {
+        Error::File {
+            action,
+            path: self.path.clone(),
+            source,
+        }
+    }
+
+    /// The state of an interrupted copy. An entry that was cut off is removed, and the rest is durable afterwards.
+    fn state(&mut self, request: &ReceiveRequest) -> Result<Option<JournalState>> {
+        let mut bytes = Vec::new();
+        let read = self
+            .file
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| self.file.read_to_end(&mut bytes));
+        read.map_err(|source| self.failed("read", source))?;
+        let state = JournalState::decode(&bytes).map_err(|error| Error::Journal {
+            path: self.path.clone(),
+            reason: error.to_string(),
+        })?;
+        let valid_bytes = state.as_ref().map_or(0, |state| state.valid_bytes);
+        let cut = self.file.set_len(valid_bytes).and_then(|()| self.file.sync_all());
+        cut.map_err(|source| self.failed("shorten", source))?;
+        if let Some(state) = &state
+            && state.copy.layout.size_bytes() != request.size_bytes
+        {
+            return Err(Error::OtherSize {
+                path: request.target.clone(),
+                found_bytes: state.copy.layout.size_bytes(),
+                size_bytes: request.size_bytes,
+            });
+        }
+        Ok(state)
+    }
+
+    fn clear(&mut self) -> Result<()> {
+        let cleared = self.file.set_len(0).and_then(|()| self.file.sync_all());
+        cleared.map_err(|source| self.failed("shorten", source))
+    }
+
+    /// Deletes a journal that holds nothing, before an error is returned.
+    fn discard_empty(&self, is_empty: bool) {
+        if is_empty {
+            // The error that follows matters more.
+            std::fs::remove_file(&self.path).ok();
+        }
+    }
+}
+
+/// The temporary name of a file beside the target.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+/// Creates an empty file for the disk. A leftover of an earlier copy is removed.
+fn create(partial: &Path, request: &ReceiveRequest) -> Result<(FileDeviceMut, File)> {
+    if let Err(source) = std::fs::remove_file(partial)
+        && source.kind() != std::io::ErrorKind::NotFound
+    {
+        return Err(Error::File {
+            action: "delete",
+            path: partial.to_owned(),
+            source,
+        });
+    }
+    let folder = partial.parent().unwrap_or_else(|| Path::new("/"));
+    let room = statvfs(folder).map_err(|source| Error::File {
+        action: "examine the file system of",
+        path: folder.to_owned(),
+        source: source.into(),
+    })?;
+    let available_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+    if available_bytes < request.expected_bytes {
+        return Err(Error::NoSpace {
+            path: request.target.clone(),
+            needed_bytes: request.expected_bytes,
+            available_bytes,
+        });
+    }
+    let failed = |action, source| Error::File {
+        action,
+        path: partial.to_owned(),
+        source,
+    };
+    let mut options = OpenOptions::new();
+    let created = options
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(partial);
+    let file = created.map_err(|source| failed("create", source))?;
+    let sized = file.set_len(request.size_bytes).and_then(|()| file.sync_all());
+    sized
+        .and_then(|()| sync_folder_of(partial))
+        .map_err(|source| failed("make durable", source))?;
+    device_of(file, partial)
+}
+
+fn open_file(path: &Path) -> Result<(FileDeviceMut, File)> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    let file = opened.map_err(|source| Error::File {
+        action: "open",
+        path: path.to_owned(),
+        source,
+    })?;
+    device_of(file, path)
+}
+
+fn device_of(file: File, path: &Path) -> Result<(FileDeviceMut, File)> {
+    let same = file.try_clone().map_err(|source| Error::File {
+        action: "open",
+        path: path.to_owned(),
+        source,
+    })?;
+    Ok((FileDeviceMut::of_file(file, path, IoMode::Buffered)?, same))
+}

@@ -1,0 +1,182 @@
+//! Copies of disks by both sides in one process: while a program writes, over connections that break, and with targets
+//! that cannot be used.
+
+#![allow(clippy::unwrap_used, reason = "all of it is test")]
+
+mod rig;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use holdfast_block::{BlockDeviceMut as _, MemoryDevice, SeededRandom};
+use holdfast_live_copy::{ComparedSource, Error, ExistingTarget, InterruptedCopy, SourceConsistency, StillSource};
+use holdfast_transfer::UnitLayout;
+use rig::{Rig, TrackedSource, UNIT_BYTES, WriterFreezer, content_of};
+
+const MIB: u64 = 1 << 20;
+
+fn disk(seed: u64, size_bytes: u64) -> MemoryDevice {
+    let device = MemoryDevice::new(size_bytes);
+    let mut random = SeededRandom::new(seed);
+    // A third of the disk has data, the rest is zero.
+    for piece in 0..size_bytes / MIB {
+        if piece % 3 == 0 {
+            device.write_at(&random.bytes(MIB as usize), piece * MIB).unwrap();
+        }
+    }
+    device
+}
+
+#[test]
+fn a_disk_at_rest_arrives_once_and_zeroes_are_not_sent() {
+    let rig = Rig::new();
+    // The last unit is short.
+    let device = disk(1, 24 * MIB + 512);
+    let report = rig.copy(&StillSource::new(&device), rig.local()).unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!(report.sent_bytes < 9 * MIB, "{report:?}");
+    assert_eq!(report.zero_bytes, 16 * MIB + 512);
+    assert_eq!(report.handover.last_bytes, 0);
+    assert_eq!(rig.files(), ["target"]);
+}
+
+#[test]
+fn a_disk_that_is_written_meanwhile_is_copied_as_of_the_freeze() {
+    let rig = Rig::new();
+    let source = TrackedSource::new(disk(2, 32 * MIB));
+    std::thread::scope(|scope| {
+        scope.spawn(|| source.write_until_stopped(3));
+        let report = rig.copy(&source, rig.local());
+        source.is_stopped.store(true, Ordering::SeqCst);
+        let report = report.unwrap();
+        assert!(report.handover.frozen > Duration::ZERO, "{report:?}");
+    });
+    assert_eq!(source.freeze_count.load(Ordering::SeqCst), 1);
+    assert!(source.write_count.load(Ordering::SeqCst) > 0);
+    assert!(rig.target() == *source.at_freeze.lock().unwrap());
+    assert_eq!(rig.files(), ["target"]);
+}
+
+#[test]
+fn what_commands_freeze_is_copied_by_comparison() {
+    let rig = Rig::new();
+    let source = TrackedSource::new(disk(4, 16 * MIB));
+    let freezer = WriterFreezer(&source);
+    let layout = UnitLayout::new(16 * MIB, UNIT_BYTES).unwrap();
+    let compared = ComparedSource::new(&source.device, layout, &freezer);
+    std::thread::scope(|scope| {
+        scope.spawn(|| source.write_until_stopped(5));
+        let report = rig.copy(&compared, rig.local());
+        source.is_stopped.store(true, Ordering::SeqCst);
+        report.unwrap();
+    });
+    assert!(rig.target() == *source.at_freeze.lock().unwrap());
+}
+
+/// Each connection ends after some bytes: the copy continues, and little is sent twice.
+#[test]
+fn connections_that_break_cost_little() {
+    let rig = Rig::new();
+    let source = TrackedSource::new(disk(6, 48 * MIB));
+    let breaking = rig.breaking(5 * MIB);
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| source.write_until_stopped(7));
+        let report = rig.copy(&source, breaking);
+        source.is_stopped.store(true, Ordering::SeqCst);
+        report.unwrap()
+    });
+    assert!(report.lost_connection_count >= 3, "{report:?}");
+    assert!(rig.target() == *source.at_freeze.lock().unwrap());
+    assert_eq!(rig.files(), ["target"]);
+}
+
+/// The program is stopped in the middle: the next one continues, and compares what has arrived.
+#[test]
+fn another_program_continues_an_interrupted_copy() {
+    let rig = Rig::new();
+    let device = disk(8, 60 * MIB);
+    let request = rig.request(&device);
+    let once = rig.breaking(12 * MIB);
+    let error = rig.copy_as(&StillSource::new(&device), once, request.clone(), Duration::ZERO);
+    assert!(matches!(error, Err(Error::GivenUp { .. })), "{error:?}");
+    assert_eq!(rig.files(), [".target.holdfast-copy", ".target.holdfast-copy.journal"]);
+    let report = rig.copy(&StillSource::new(&device), rig.local()).unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!(report.sent_bytes < 12 * MIB, "20 MiB in all: {report:?}");
+    assert_eq!(rig.files(), ["target"]);
+}
+
+#[test]
+fn a_target_that_exists_is_kept_unless_it_is_to_be_replaced() {
+    let rig = Rig::new();
+    let device = disk(9, 4 * MIB);
+    rig.write_target(b"old");
+    let error = rig.copy(&StillSource::new(&device), rig.local());
+    let Err(Error::Refused { reason, .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert!(reason.contains("exists"), "{reason}");
+    assert_eq!(
+        (rig.target(), rig.files()),
+        (b"old".to_vec(), vec!["target".to_owned()])
+    );
+    let mut request = rig.request(&device);
+    request.existing = ExistingTarget::Replace;
+    rig.copy_as(&StillSource::new(&device), rig.local(), request, Duration::ZERO)
+        .unwrap();
+    assert!(rig.target() == content_of(&device));
+}
+
+#[test]
+fn an_interrupted_copy_of_another_disk_is_refused_until_it_is_deleted() {
+    let rig = Rig::new();
+    let (first, second) = (disk(10, 12 * MIB), disk(11, 12 * MIB));
+    let other = holdfast_transfer::SessionId([9; 16]);
+    let once = rig.breaking(2 * MIB);
+    rig.copy_in(
+        &StillSource::new(&first),
+        once,
+        rig.request(&first),
+        Duration::ZERO,
+        other,
+    )
+    .unwrap_err();
+    let error = rig.copy(&StillSource::new(&second), rig.local());
+    let Err(Error::Refused { reason, .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert!(reason.contains("another session"), "{reason}");
+    let mut request = rig.request(&second);
+    request.interrupted = InterruptedCopy::Delete;
+    rig.copy_as(&StillSource::new(&second), rig.local(), request, Duration::ZERO)
+        .unwrap();
+    assert!(rig.target() == content_of(&second));
+}
+
+/// A source that writes faster than it is copied is told so, and was never frozen.
+#[test]
+fn a_source_that_writes_too_fast_is_not_frozen() {
+    let rig = Rig::new().with_frozen_max(Duration::ZERO);
+    let source = TrackedSource::new(disk(12, 8 * MIB));
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| source.write_until_stopped(13));
+        let error = rig.copy(&source, rig.local());
+        source.is_stopped.store(true, Ordering::SeqCst);
+        error
+    });
+    assert!(matches!(error, Err(Error::NotConverging(_))), "{error:?}");
+    assert_eq!(source.freeze_count.load(Ordering::SeqCst), 0);
+    assert!(!source.is_frozen.load(Ordering::SeqCst));
+}
+
+#[test]
+fn consistency_words_are_stable() {
+    let words = [
+        SourceConsistency::AtRest,
+        SourceConsistency::Commands,
+        SourceConsistency::FileSystem,
+        SourceConsistency::Crash,
+    ]
+    .map(SourceConsistency::word);
+    assert_eq!(words, ["at-rest", "commands", "file-system", "crash"]);
+}
