@@ -1,6 +1,7 @@
 //! The receiver of a copy: carries out what the state machine asks for.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,8 +20,10 @@ use crate::request::{Answer, REQUEST_BYTES_MAX, ReceiveRequest};
 use crate::stream::{ByteStream, random_bytes};
 use crate::target::Target;
 
-/// Bytes of frames with data that may be under way.
-const WINDOW_BYTES: u64 = 32 << 20;
+/// Bytes of frames with data that may be under way: eight units, or a part of the disk. What is under way when a
+/// connection breaks is sent again.
+const WINDOW_BYTES: RangeInclusive<u64> = 8 << 20..=32 << 20;
+const WINDOW_PARTS: u64 = 32;
 /// Threads that write and read the target.
 const THREAD_COUNT: usize = 4;
 /// A sender sends something every second. After this time without a frame, it is gone.
@@ -89,7 +92,7 @@ pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &Receive
         ReceiverOptions {
             receiver: ReceiverId(random_bytes(&*tools.randomness)?),
             capabilities: Capabilities::ALL,
-            window_bytes: WINDOW_BYTES,
+            window_bytes: (request.size_bytes / WINDOW_PARTS).clamp(*WINDOW_BYTES.start(), *WINDOW_BYTES.end()),
             stream_count_max: 1,
             disk_bytes_max: request.size_bytes,
             program: tools.program.clone(),
