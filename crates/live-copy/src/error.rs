@@ -42,7 +42,7 @@ pub enum Error {
         source: ToolError,
     },
     /// The receiver cannot take the disk.
-    #[error("{place}: {reason}")]
+    #[error("{}{reason}", at(.place))]
     Refused {
         /// Where the receiver is.
         place: String,
@@ -67,7 +67,7 @@ pub enum Error {
          may be frozen for {} ms",
         .0.round, .0.measured.dirty_bytes, .0.frozen.as_millis(), .0.bandwidth_bytes_per_s >> 20, .0.frozen_max.as_millis()
     )]
-    NotConverging(Forecast),
+    NotConverging(Box<Forecast>),
     /// Every attempt would have frozen the source for too long.
     #[error("each of {attempt_count} attempts would have frozen the source for longer than {frozen_max_ms} ms")]
     FrozenTooLong {
@@ -172,6 +172,18 @@ pub enum Error {
         reason: String,
     },
 }
+
+/// Begins an error of another host with its name.
+fn at(place: &str) -> String {
+    if place == THIS_HOST {
+        String::new()
+    } else {
+        format!("{place}: ")
+    }
+}
+
+/// The place of a receiver in this process.
+pub(crate) const THIS_HOST: &str = "this host";
 
 impl Error {
     /// The kind of an error of a receiver that has not begun.

@@ -5,10 +5,11 @@
 //!
 //! - `source`: what is copied, and how its writes are tracked
 //! - `freeze_commands`: commands of the user that freeze what writes
-//! - `stream`, `link`: connections to a receiver, here or on another host
-//! - `send`, `receive`: the two sides
+//! - `stream`, `link`: a byte stream, and its threads
 //! - `target`: the file or device that is written, with its journal
+//! - `receive`, `connect`, `send`: the receiver, how it is started here or on another host, and the sender
 
+mod connect;
 mod error;
 mod freeze_commands;
 mod link;
@@ -20,11 +21,18 @@ mod source;
 mod stream;
 mod target;
 
+pub use connect::{Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND};
 pub use error::{Error, Result};
 pub use freeze_commands::{CommandFreezer, FreezeCommands, FreezeLauncher, serve_freeze_commands};
 pub use phases::{CopyPhase, PhaseTime};
 pub use receive::{ReceiveOutcome, ReceiveTools, serve_receiver};
 pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind};
-pub use send::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, copy_live};
+pub use send::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, copy_live, session_of};
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
-pub use stream::{ByteStream, Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND, StreamCloser};
+pub use stream::{ByteStream, StreamCloser};
+
+// What a caller needs to describe a copy, and to show its rounds.
+pub use holdfast_transfer::{
+    ConvergenceOptions, DiskId, Forecast, RoundDecision, SenderWarning, SessionId, ThrottlePolicy, UNIT_BYTES_DEFAULT,
+    Unconverged, UnitLayout,
+};

@@ -17,7 +17,7 @@ use holdfast_transfer::{
 use crate::error::{Error, Result};
 use crate::link::{Link, LinkEvent};
 use crate::request::{Answer, REQUEST_BYTES_MAX, ReceiveRequest};
-use crate::stream::{ByteStream, random_bytes};
+use crate::stream::ByteStream;
 use crate::target::Target;
 
 /// Bytes of frames with data that may be under way: eight units, or a part of the disk. What is under way when a
@@ -280,4 +280,13 @@ fn carry_out(action: ReceiverAction, target: &Target) -> Result<ReceiverEvent> {
         | ReceiverAction::BecameOwner { .. }
         | ReceiverAction::EndKnown => unreachable!("the main thread handles it"),
     }
+}
+
+/// The random identity of a receiver.
+fn random_bytes(randomness: &dyn Randomness) -> Result<[u8; 16]> {
+    let mut bytes = [0; 16];
+    randomness
+        .fill(&mut bytes)
+        .map_err(|source| Error::Engine(source.into()))?;
+    Ok(bytes)
 }

@@ -76,7 +76,7 @@ impl Target {
             return Err(Error::TargetKind { path: path.clone() });
         }
         let partial = beside(path, SUFFIX);
-        let mut journal = LockedJournal::open(beside(path, JOURNAL_SUFFIX), path, clock)?;
+        let mut journal = LockedJournal::open(&beside(path, JOURNAL_SUFFIX), path, clock)?;
         if request.interrupted == InterruptedCopy::Delete {
             journal.clear()?;
         }
@@ -129,7 +129,7 @@ impl Target {
             source,
         };
         std::fs::create_dir_all(journal_folder).map_err(failed)?;
-        let mut journal = LockedJournal::open(journal_path, path, clock)?;
+        let mut journal = LockedJournal::open(&journal_path, path, clock)?;
         if request.interrupted == InterruptedCopy::Delete {
             journal.clear()?;
         }
@@ -207,15 +207,15 @@ impl Target {
 }
 
 impl LockedJournal {
-    fn open(path: PathBuf, target: &Path, clock: &dyn Clock) -> Result<Self> {
+    fn open(path: &Path, target: &Path, clock: &dyn Clock) -> Result<Self> {
         let failed = |action, source| Error::File {
             action,
-            path: path.clone(),
+            path: path.to_owned(),
             source,
         };
         let until = clock.now() + LOCK_PATIENCE;
         loop {
-            let opened = OpenOptions::new().read(true).append(true).create(true).open(&path);
+            let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
             let file = opened.map_err(|source| failed("open", source))?;
             let lock = lock_file(&file).map_err(|source| failed("lock", source))?;
             // A receiver that has finished deletes its journal while others wait for the lock.
@@ -233,11 +233,11 @@ impl LockedJournal {
                 _ if !is_present => {}
                 lock => {
                     let journal = Self {
-                        path: path.clone(),
+                        path: path.to_owned(),
                         file,
                         _lock: lock,
                     };
-                    sync_folder_of(&path).map_err(|source| failed("make durable", source))?;
+                    sync_folder_of(path).map_err(|source| failed("make durable", source))?;
                     return Ok(journal);
                 }
             }

@@ -39,6 +39,7 @@ pub(crate) const LEVELS: &[Level] = &[
     ),
     ("daemon", &["block", "policy", "host", "engine"]),
     ("replicate", &["block", "policy", "host", "engine"]),
+    ("live-copy", &["block", "transfer", "repo", "host", "engine"]),
     (
         "cli",
         &[
@@ -55,6 +56,7 @@ pub(crate) const LEVELS: &[Level] = &[
             "engine",
             "daemon",
             "replicate",
+            "live-copy",
         ],
     ),
 ];

@@ -89,6 +89,22 @@ pub(crate) const ORDERS: &[Order] = &[
         ],
     ),
     (
+        "live-copy",
+        &[
+            "request",
+            "error",
+            "stream",
+            "link",
+            "source",
+            "freeze_commands",
+            "target",
+            "receive",
+            "connect",
+            "phases",
+            "send",
+        ],
+    ),
+    (
         "cli",
         &[
             "process", "exit", "units", "errors", "args", "output", "context", "machines", "commands", "program",

@@ -5,6 +5,7 @@ mod backups;
 mod help;
 mod host_snapshots;
 mod images;
+mod moving;
 mod overview;
 mod repository;
 mod service;
@@ -15,6 +16,7 @@ use self::backups::BackupVerb;
 use self::help::HelpVerb;
 use self::host_snapshots::HostSnapshotVerb;
 use self::images::ImageFileVerb;
+use self::moving::MovingVerb;
 use self::repository::RepositoryVerb;
 use self::service::ServiceVerb;
 use self::verb::{VerbSet as _, groups};
@@ -28,6 +30,7 @@ groups! {
     "Repository" => Repository(RepositoryVerb),
     "Host snapshots" => HostSnapshots(HostSnapshotVerb),
     "Images, archives and templates" => Images(ImageFileVerb),
+    "Live copy" => Moving(MovingVerb),
     "Jobs and monitoring" => Service(ServiceVerb),
     "Help and diagnosis" => Help(HelpVerb),
 }

@@ -207,6 +207,7 @@ mod tests {
         "template pull",
         "template tag",
         "template remove",
+        "live-copy",
     ];
 
     /// Commands that change something without `--dry-run`, for a reason that `docs/command-line.md` gives.
@@ -238,6 +239,8 @@ mod tests {
         "container snapshot-server",
         "unmount",
         "receive",
+        "receive-disk",
+        "freeze-commands",
         "peer",
         "daemon",
         "run",

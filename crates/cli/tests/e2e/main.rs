@@ -8,6 +8,7 @@ mod documents;
 mod help;
 mod host;
 mod interrupts;
+mod live_copies;
 mod machines;
 mod packaging;
 mod parsers;

@@ -21,7 +21,7 @@ fn disk(seed: u64, size_bytes: u64) -> MemoryDevice {
     // A third of the disk has data, the rest is zero.
     for piece in 0..size_bytes / MIB {
         if piece % 3 == 0 {
-            device.write_at(&random.bytes(MIB as usize), piece * MIB).unwrap();
+            device.write_at(&random.bytes(1 << 20), piece * MIB).unwrap();
         }
     }
     device

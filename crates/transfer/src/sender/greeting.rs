@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::link::SenderLink;
-use super::{FreezeLimit, HandoverNote, Outcome, Phase, Sender, SenderAction, SenderWarning, Stage, TrackerState};
+use super::{
+    FreezeLimit, HandoverNote, Outcome, Phase, RoundProgress, Sender, SenderAction, SenderWarning, Stage, TrackerState,
+};
 use crate::wire::{
     Accept, Capabilities, ErrorCode, Frame, Hello, Message, Offer, Ownership, PeerError, VersionRange, window_bytes_of,
 };
@@ -177,7 +179,12 @@ impl Sender {
         }
         self.copy.resume(accept, capabilities);
         self.phase = Phase::Comparing;
-        self.round.since = now;
+        // What was sent on another connection says nothing about this one.
+        self.round = RoundProgress {
+            number: self.round.number,
+            since: now,
+            ..RoundProgress::default()
+        };
     }
 
     /// The receiver ended the connection with an error.

@@ -119,6 +119,8 @@ struct FreezeProgress {
 struct RoundProgress {
     number: u32,
     since: Duration,
+    /// When everything was sent. Counting the marks afterwards may take long.
+    sent_at: Option<Duration>,
     frame_count: u64,
     frame_bytes: u64,
     /// Bytes that were sent since the last synchronization, and since marks were last taken.
@@ -149,6 +151,8 @@ pub struct Sender {
     sync_time: Duration,
     /// The longest of the last times that the tracker needed to take marks.
     take_time: Duration,
+    /// When the present event was handled.
+    now: Duration,
     actions: VecDeque<SenderAction>,
 }
 
@@ -188,6 +192,7 @@ impl Sender {
             retry_count: 0,
             sync_time: Duration::ZERO,
             take_time: Duration::ZERO,
+            now: Duration::ZERO,
             actions: VecDeque::from([SenderAction::Connect]),
         })
     }
@@ -255,6 +260,7 @@ impl Sender {
         if self.is_over() {
             return;
         }
+        self.now = now;
         match event {
             SenderEvent::Connected { connection } => self.connected(connection, now),
             SenderEvent::Disconnected => self.disconnected(),

@@ -265,6 +265,7 @@ impl Sender {
             self.act(SenderAction::CheckTracker { query });
             return;
         }
+        self.round.sent_at = Some(self.now);
         if self.stage == Stage::Rounds {
             self.sync_if_possible();
         }
@@ -287,7 +288,7 @@ impl Sender {
     fn measure(&self, dirty_bytes: u64, now: Duration) -> RoundMeasurement {
         RoundMeasurement {
             sent_bytes: self.round.frame_bytes,
-            took: now.saturating_sub(self.round.since),
+            took: self.round.sent_at.unwrap_or(now).saturating_sub(self.round.since),
             dirty_bytes: dirty_bytes + self.copy.later_bytes(),
             round_trip: self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip),
             sync: self.sync_time,

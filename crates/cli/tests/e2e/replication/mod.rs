@@ -5,7 +5,7 @@ mod btrfs;
 mod cut;
 mod forged;
 mod hostile;
-mod sshd;
+pub(crate) mod sshd;
 mod zfs;
 
 use std::path::PathBuf;

@@ -12,17 +12,18 @@ use holdfast_block::{Clock as _, SystemClock};
 use holdfast_host::provider::REPLICA_TAG;
 
 use super::or_skip;
+use crate::schedules::wait_until;
 use holdfast_test_kit::file_systems::system;
 
 /// Whether its users have `holdfast` in their path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Program {
+pub(crate) enum Program {
     Found,
     NotFound,
 }
 
 /// An sshd, which is stopped on drop.
-pub(super) struct Sshd {
+pub(crate) struct Sshd {
     folder: tempfile::TempDir,
     port: u16,
     process: Child,
@@ -39,7 +40,7 @@ impl Drop for Sshd {
 
 impl Sshd {
     /// Starts an sshd that accepts the key, for any command or for `forced` only.
-    pub(super) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
+    pub(crate) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
         or_skip(Self::try_start(program, forced))
     }
 
@@ -109,12 +110,12 @@ impl Sshd {
     }
 
     /// Options with which `holdfast replicate` connects to it.
-    pub(super) fn options(&self) -> Vec<String> {
+    pub(crate) fn options(&self) -> Vec<String> {
         self.options_by(self.port)
     }
 
     /// The same with another port.
-    pub(super) fn options_by(&self, port: u16) -> Vec<String> {
+    pub(crate) fn options_by(&self, port: u16) -> Vec<String> {
         let user = self.folder.path().join("user").display().to_string();
         let options = [
             format!("Port={port}"),
@@ -130,7 +131,7 @@ impl Sshd {
     }
 
     /// Runs a command on it by ssh with this input; returns the exit code and all output.
-    pub(super) fn run(&self, command: &str, input: &[u8]) -> (Option<i32>, String) {
+    pub(crate) fn run(&self, command: &str, input: &[u8]) -> (Option<i32>, String) {
         let mut ssh = self.ssh(&["-T", "127.0.0.1"]);
         ssh.args(Some(command).filter(|command| !command.is_empty()));
         let mut child = ssh
@@ -161,7 +162,7 @@ impl Sshd {
     }
 
     /// Starts a proxy to it, which breaks connections after a number of transferred bytes.
-    pub(super) fn breaking_proxy(&self) -> BreakingProxy {
+    pub(crate) fn breaking_proxy(&self) -> BreakingProxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let left = Arc::new(AtomicU64::new(u64::MAX));
@@ -184,15 +185,21 @@ impl Sshd {
 }
 
 /// A proxy that breaks connections.
-pub(super) struct BreakingProxy {
-    pub(super) port: u16,
+pub(crate) struct BreakingProxy {
+    pub(crate) port: u16,
     left: Arc<AtomicU64>,
 }
 
 impl BreakingProxy {
     /// Breaks the connection once, after this many bytes from now on.
-    pub(super) fn break_after(&self, bytes: u64) {
+    pub(crate) fn break_after(&self, bytes: u64) {
         self.left.store(bytes, Ordering::SeqCst);
+    }
+
+    /// Waits until a connection is broken, and lets all others pass.
+    pub(crate) fn heal_after_the_break(&self) {
+        wait_until("the connection is broken", || self.left.load(Ordering::SeqCst) == 0);
+        self.break_after(u64::MAX);
     }
 }
 
@@ -213,7 +220,7 @@ fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
 }
 
 /// The tag of the holds for a target on this host.
-pub(super) fn tag_of(target: &str) -> String {
+pub(crate) fn tag_of(target: &str) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
     let sum = format!("{}:{target}", host.trim())
         .bytes()
@@ -224,6 +231,6 @@ pub(super) fn tag_of(target: &str) -> String {
 }
 
 /// Converts arguments for the rig.
-pub(super) fn texts(words: &[String]) -> Vec<&str> {
+pub(crate) fn texts(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }

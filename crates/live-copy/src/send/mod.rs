@@ -8,111 +8,33 @@
 //! connecting      one attempt at a time
 //! ```
 
-use std::ops::Range;
+mod request;
+mod source_work;
+
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use holdfast_block::{Clock, ExtentKind, error_text, for_each_extent, is_zero, to_usize};
+use holdfast_block::{Clock, error_text};
 use holdfast_engine::{Interrupted, Job};
 use holdfast_transfer::{
-    ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, Forecast, FreezeTrigger, HandoverReport, Message, Outcome,
-    RangeContent, Sender, SenderAction, SenderEvent, SenderOptions, SenderWarning, SessionId, UnitLayout,
+    CopyPurpose, ErrorCode, Forecast, FreezeTrigger, HandoverReport, Message, Outcome, RangeContent, Sender,
+    SenderAction, SenderEvent, SenderOptions,
 };
 
 use crate::error::{Error, Result};
 use crate::link::{Link, LinkEvent};
-use crate::phases::{PhaseTime, PhaseTimes};
+use crate::phases::PhaseTimes;
 use crate::request::{ReceiveRequest, RefusalKind};
-use crate::source::{LiveSource, ReadContent, timed};
-use crate::stream::{ByteStream, Connector};
+use crate::stream::ByteStream;
+pub use request::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, session_of};
+use source_work::{ReadTask, control, read_ranges};
 
 /// Threads that read the source.
 const READER_COUNT: usize = 4;
 /// Delays before another attempt to connect.
 const RETRY_DELAY_MIN: Duration = Duration::from_millis(200);
 const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
-/// Attempts to thaw before the error is reported.
-const THAW_COUNT: u32 = 5;
-const THAW_INTERVAL: Duration = Duration::from_millis(200);
-
-/// A copy of a disk.
-pub struct LiveCopyRequest<'a> {
-    /// The disk.
-    pub source: &'a dyn LiveSource,
-    /// How it is divided.
-    pub layout: UnitLayout,
-    /// Where the receiver is.
-    pub connector: Arc<dyn Connector>,
-    /// What the receiver is to do.
-    pub receive: ReceiveRequest,
-    /// The same for each attempt to copy this disk to this target.
-    pub session: SessionId,
-    /// The disk, within the session.
-    pub disk: DiskId,
-    /// When the source is frozen.
-    pub convergence: ConvergenceOptions,
-    /// Number of attempts to freeze.
-    pub attempt_count_max: u32,
-    /// For how long a lost connection is tried again.
-    pub retry_time: Duration,
-    /// Randomness for the numbers of connections.
-    pub randomness: &'a dyn holdfast_repo::key::Randomness,
-    /// Name and version of the program.
-    pub program: String,
-    /// Sees rounds and warnings as they come.
-    pub observer: &'a dyn CopyObserver,
-}
-
-/// Sees what happens.
-pub trait CopyObserver: Sync {
-    /// A round has ended.
-    fn round(&self, forecast: &Forecast);
-    /// The source was frozen for too long, and was thawed; or another event that a user should know.
-    fn warning(&self, warning: CopyWarning);
-}
-
-/// What a user should know.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CopyWarning {
-    /// Of the protocol.
-    Protocol(SenderWarning),
-    /// The connection was lost, and is made again.
-    ConnectionLost {
-        /// The reason of the other side, if it gave one.
-        reason: Option<String>,
-    },
-    /// The source could not be frozen.
-    NotFrozen {
-        /// Why.
-        reason: String,
-    },
-    /// The source writes too fast, and cannot be slowed down.
-    NotThrottled,
-}
-
-/// The result of a copy.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LiveCopyReport {
-    /// The frozen time with its parts.
-    pub handover: HandoverReport,
-    /// How long each phase took, in order.
-    pub phases: Vec<PhaseTime>,
-    /// The rounds.
-    pub rounds: Vec<Forecast>,
-    /// Bytes of the disk.
-    pub size_bytes: u64,
-    /// Bytes of frames that were sent.
-    pub sent_bytes: u64,
-    /// Bytes that were read as zeroes or holes, and not sent.
-    pub zero_bytes: u64,
-    /// Number of connections that were lost.
-    pub lost_connection_count: u32,
-    /// How long it took.
-    pub duration: Duration,
-    /// Whether an earlier attempt had completed the copy already.
-    pub was_complete: bool,
-}
 
 /// Copies a disk. The source runs on afterwards, and in case of an error.
 ///
@@ -182,11 +104,6 @@ enum Event {
     /// The source could not be frozen; the sender is told by another event.
     NotFrozen(String),
     NotThrottled,
-}
-
-struct ReadTask {
-    read: u64,
-    range: Range<u64>,
 }
 
 /// Attempts to connect.
@@ -423,7 +340,7 @@ impl Driver<'_> {
                 },
                 reason: error.text,
             }),
-            Outcome::NotConverging(forecast) => Err(Error::NotConverging(forecast)),
+            Outcome::NotConverging(forecast) => Err(Error::NotConverging(Box::new(forecast))),
             Outcome::FrozenTooLong => Err(Error::FrozenTooLong {
                 attempt_count: self.request.attempt_count_max,
                 frozen_max_ms: self.request.convergence.frozen_max.as_millis(),
@@ -454,124 +371,4 @@ impl Driver<'_> {
             duration: now.saturating_sub(tally.started),
         }
     }
-}
-
-/// Reads ranges until there are none left.
-fn read_ranges(source: &dyn LiveSource, queue: &Mutex<Inbox<ReadTask>>, events: &Outbox<Event>) {
-    loop {
-        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(ReadTask { read, range }) = next else { return };
-        let event = match read_range(source, &range) {
-            Ok(content) => SenderEvent::Read { read, content },
-            Err(error) => SenderEvent::SourceFailed {
-                detail: error_text(&error),
-            },
-        };
-        if events.send(Event::Sender(event)).is_err() {
-            return;
-        }
-    }
-}
-
-/// Reads a range. What the source reports as zero or absent is not read.
-fn read_range(source: &dyn LiveSource, range: &Range<u64>) -> Result<RangeContent> {
-    let device = source.device();
-    let length = range.end - range.start;
-    let mut has_data = false;
-    for_each_extent(device, range.clone(), |extent| {
-        has_data |= extent.kind == ExtentKind::Data;
-        Ok(())
-    })?;
-    if !has_data {
-        source.was_read(range.start, ReadContent::Zero(length));
-        return Ok(RangeContent::Hole);
-    }
-    let mut bytes = vec![0; to_usize(length)];
-    device.read_at(&mut bytes, range.start)?;
-    source.was_read(range.start, ReadContent::Data(&bytes));
-    Ok(if is_zero(&bytes) {
-        RangeContent::Zero
-    } else {
-        RangeContent::Data(bytes)
-    })
-}
-
-/// Carries out what concerns the tracker and the guest, in order.
-fn control(source: &dyn LiveSource, queue: &Inbox<SenderAction>, events: &Outbox<Event>, clock: &dyn Clock) {
-    while let Ok(action) = queue.recv() {
-        let event = match control_once(source, action, events, clock) {
-            Ok(Some(event)) => event,
-            Ok(None) => continue,
-            Err(error) => SenderEvent::SourceFailed {
-                detail: error_text(&error),
-            },
-        };
-        events.send(Event::Sender(event)).ok();
-    }
-}
-
-fn control_once(
-    source: &dyn LiveSource,
-    action: SenderAction,
-    events: &Outbox<Event>,
-    clock: &dyn Clock,
-) -> Result<Option<SenderEvent>> {
-    Ok(Some(match action {
-        SenderAction::StartTracker => {
-            source.start_tracking()?;
-            SenderEvent::TrackerStarted
-        }
-        SenderAction::TakeDirty { query } => {
-            let (marks, took) = timed(clock, || source.take_marks());
-            SenderEvent::DirtyTaken {
-                query,
-                marks: marks?,
-                took,
-            }
-        }
-        SenderAction::CountDirty { query } => SenderEvent::DirtyCounted {
-            query,
-            dirty_bytes: source.count_marks()?,
-        },
-        SenderAction::CheckTracker { query } => SenderEvent::TrackerChecked {
-            query,
-            check: source.check()?,
-        },
-        SenderAction::Freeze { attempt } => match source.freeze() {
-            Ok(()) => SenderEvent::Frozen { attempt },
-            Err(error) => {
-                events.send(Event::NotFrozen(error_text(&error))).ok();
-                source.thaw().ok();
-                SenderEvent::FreezeFailed { attempt }
-            }
-        },
-        SenderAction::Thaw => {
-            thaw(source, clock)?;
-            return Ok(None);
-        }
-        SenderAction::Throttle { dirty_bytes_per_s_max } => {
-            if !source.throttle(dirty_bytes_per_s_max)? {
-                events.send(Event::NotThrottled).ok();
-            }
-            return Ok(None);
-        }
-        SenderAction::Unthrottle => {
-            source.unthrottle()?;
-            return Ok(None);
-        }
-        // The note of a handover: a duplicate has none.
-        _ => return Ok(None),
-    }))
-}
-
-fn thaw(source: &dyn LiveSource, clock: &dyn Clock) -> Result<()> {
-    let mut result = source.thaw();
-    for _ in 1..THAW_COUNT {
-        if result.is_ok() {
-            break;
-        }
-        clock.sleep(THAW_INTERVAL);
-        result = source.thaw();
-    }
-    result
 }

@@ -1,0 +1,400 @@
+//! `holdfast live-copy`: copies a disk while it is used.
+
+mod report;
+
+use std::ffi::OsString;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use holdfast_block::{BlockDevice, ExtentKind, FileDevice, IoMode, for_each_extent};
+use holdfast_host::LineProcess;
+use holdfast_image::{Format, OpenOptions};
+use holdfast_live_copy::{
+    CommandFreezer, ComparedSource, ConvergenceOptions, CopyObserver, CopyWarning, DiskId, Error as CopyError,
+    ExistingTarget, Forecast, InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, ReceiveRequest,
+    RefusalKind, RoundDecision, SenderWarning, SessionId, SourceConsistency, StillSource, ThrottlePolicy,
+    UNIT_BYTES_DEFAULT, Unconverged, UnitLayout, copy_live, session_of,
+};
+use holdfast_repo::key::SystemRandomness;
+
+use super::far::{CopyTarget, program};
+use crate::args::{Example, SharedOptions, parse_format};
+use crate::commands::verb::Verb;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::output::Console;
+use crate::units;
+use report::{LiveCopied, LiveCopyPlanned};
+
+/// Attempts to freeze within the limit.
+const ATTEMPT_COUNT_MAX: u32 = 5;
+/// Beyond the limit of the frozen time, another process thaws.
+const GUARD_TIME: Duration = Duration::from_secs(2);
+
+/// Arguments of `live-copy`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LiveCopyArgs {
+    /// An image, a raw disk or a block device
+    #[arg(value_name = "SOURCE")]
+    source: PathBuf,
+    /// A new raw file or a block device, on this host or on another one that has holdfast
+    #[arg(value_name = "PATH|ssh://[USER@]HOST/PATH")]
+    target: OsString,
+    /// The format of the source (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), instead of detecting it
+    #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
+    format: Option<Format>,
+    #[command(flatten)]
+    freezing: FreezingArgs,
+    /// Replace a file that exists, when the copy is complete; overwrite a block device
+    #[arg(long)]
+    force: bool,
+    /// Delete an interrupted copy to the same target instead of continuing it
+    #[arg(long)]
+    restart: bool,
+    /// Try for this long to connect again after a connection was lost
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    retry_for: Duration,
+    /// An option for ssh, as in its -o: Compression=yes; may be repeated
+    #[arg(long, value_name = "OPTION")]
+    ssh_option: Vec<String>,
+    /// Open the source, and show what would be copied; write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+/// How a source that is written is frozen.
+#[derive(Debug, clap::Args)]
+struct FreezingArgs {
+    /// The command that freezes what writes to the source: 'fsfreeze --freeze /srv'
+    #[arg(long, value_name = "COMMAND", requires = "thaw_command")]
+    freeze_command: Option<String>,
+    /// The command that thaws it, which is called in any case
+    #[arg(long, value_name = "COMMAND", requires = "freeze_command")]
+    thaw_command: Option<String>,
+    /// Thaw a source that is frozen for longer, and try again later: 500ms, 10s
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
+    max_frozen: Duration,
+}
+
+impl Verb for LiveCopyArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "Copy an image to another host; if the connection breaks, it continues",
+            line: "holdfast live-copy web1.qcow2 ssh://root@backup/srv/copies/web1.raw",
+        },
+        Example {
+            wish: "Copy a volume while its file system is used, which is frozen at the end",
+            line: "holdfast live-copy /dev/vg/srv /backup/srv.raw --freeze-command 'fsfreeze --freeze /srv' --thaw-command 'fsfreeze --unfreeze /srv'",
+        },
+        Example {
+            wish: "The same, if the file system may be frozen for two seconds at most",
+            line: "holdfast live-copy /dev/vg/srv /backup/srv.raw --freeze-command 'fsfreeze --freeze /srv' --thaw-command 'fsfreeze --unfreeze /srv' --max-frozen 2s",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        let target = CopyTarget::parse(&self.target)?;
+        let path = self.source.canonicalize().map_err(|source| Error::File {
+            action: "find",
+            path: self.source.clone(),
+            source,
+        })?;
+        if target.host.is_none() && target.path.canonicalize().is_ok_and(|found| found == path) {
+            return Err(Error::usage("the target is the source", "name another file"));
+        }
+        match (&self.freezing.freeze_command, &self.freezing.thaw_command) {
+            (Some(freeze), Some(thaw)) => self.copy_frozen(freeze, thaw, &path, &target, context),
+            _ => self.copy_at_rest(&path, &target, context),
+        }
+    }
+}
+
+impl LiveCopyArgs {
+    /// Copies an image that is locked against writers.
+    fn copy_at_rest(&self, path: &Path, target: &CopyTarget, context: &Context) -> Result<Exit, Error> {
+        let options = OpenOptions {
+            format: self.format,
+            ..OpenOptions::default()
+        };
+        let image = holdfast_image::open(path, &options).map_err(|error| {
+            let is_locked = matches!(error, holdfast_image::Error::Locked { .. });
+            let error = Error::from(holdfast_engine::Error::from(error));
+            if is_locked {
+                let hint =
+                    "shut the program down, or freeze it during the last pass with --freeze-command and --thaw-command";
+                return Error::refused(Kind::Locked, holdfast_block::error_text(&error), hint);
+            }
+            error
+        })?;
+        self.copy(&StillSource::new(&image), target, path, context)
+    }
+
+    /// Copies a raw disk that a program writes, which the commands freeze.
+    fn copy_frozen(
+        &self,
+        freeze: &str,
+        thaw: &str,
+        path: &Path,
+        target: &CopyTarget,
+        context: &Context,
+    ) -> Result<Exit, Error> {
+        if self.format.is_some_and(|format| format != Format::Raw) {
+            return Err(Error::usage(
+                "an image of another format than raw cannot be read while another program writes to it",
+                "remove the option --format, or shut the program down and remove --freeze-command",
+            ));
+        }
+        // What a file system writes to a device passes the page cache of the device by.
+        let is_block_device = path
+            .metadata()
+            .is_ok_and(|metadata| metadata.file_type().is_block_device());
+        let mode = if is_block_device {
+            IoMode::Direct
+        } else {
+            IoMode::Buffered
+        };
+        let device = FileDevice::open(path, mode)?;
+        let commands = [freeze.to_owned(), thaw.to_owned()];
+        let thaw_after = self.freezing.max_frozen * 2 + GUARD_TIME;
+        let launch = move || {
+            let program = std::env::current_exe()?;
+            let [freeze, thaw] = commands.clone();
+            let words: Vec<OsString> = vec![
+                "freeze-commands".into(),
+                freeze.into(),
+                thaw.into(),
+                "--thaw-after".into(),
+                thaw_after.as_millis().to_string().into(),
+            ];
+            LineProcess::start(&program.into(), &words)
+        };
+        let freezer = CommandFreezer::start(Box::new(launch)).map_err(|source| Error::File {
+            action: "start",
+            path: "/proc/self/exe".into(),
+            source,
+        })?;
+        let layout = layout_of(&device)?;
+        self.copy(&ComparedSource::new(&device, layout, &freezer), target, path, context)
+    }
+
+    fn copy(
+        &self,
+        source: &dyn LiveSource,
+        target: &CopyTarget,
+        path: &Path,
+        context: &Context,
+    ) -> Result<Exit, Error> {
+        let layout = layout_of(source.device())?;
+        let data_bytes = data_bytes(source.device())?;
+        if self.dry_run {
+            return context.report(&LiveCopyPlanned {
+                dry_run: true,
+                source: path.display().to_string(),
+                target: target.to_string(),
+                size_bytes: layout.size_bytes(),
+                data_bytes,
+                consistency: source.consistency().word(),
+            });
+        }
+        let request = LiveCopyRequest {
+            source,
+            layout,
+            connector: target.connector(&self.ssh_option, context)?,
+            receive: ReceiveRequest {
+                target: target.path.clone(),
+                size_bytes: layout.size_bytes(),
+                expected_bytes: data_bytes,
+                existing: if self.force {
+                    ExistingTarget::Replace
+                } else {
+                    ExistingTarget::Refuse
+                },
+                interrupted: if self.restart {
+                    InterruptedCopy::Delete
+                } else {
+                    InterruptedCopy::Continue
+                },
+            },
+            session: session(path, target),
+            disk: DiskId([0; 16]),
+            convergence: ConvergenceOptions {
+                frozen_max: self.freezing.max_frozen,
+                other_frozen: Duration::ZERO,
+                throttle: ThrottlePolicy::Never,
+                unconverged: Unconverged::GiveUp,
+            },
+            attempt_count_max: ATTEMPT_COUNT_MAX,
+            retry_time: self.retry_for,
+            randomness: &SystemRandomness,
+            program: program(),
+            observer: &ShownEvents {
+                console: context.console(),
+                consistency: source.consistency(),
+            },
+        };
+        let report: LiveCopyReport = context
+            .work(1, |job| Ok(copy_live(&request, job)))?
+            .map_err(copy_error)?;
+        let consistency = source.consistency();
+        context.report(&LiveCopied::new(path, target, &report, consistency))
+    }
+}
+
+fn layout_of(device: &dyn BlockDevice) -> Result<UnitLayout, Error> {
+    UnitLayout::new(device.size_bytes(), UNIT_BYTES_DEFAULT).map_err(|_| {
+        Error::refused(
+            Kind::Unsupported,
+            format!("a disk of {} bytes cannot be copied", device.size_bytes()),
+            "a disk has 1 byte to 32 TiB",
+        )
+    })
+}
+
+/// Bytes that the source reports as data.
+fn data_bytes(device: &dyn BlockDevice) -> Result<u64, Error> {
+    let mut bytes = 0;
+    for_each_extent(device, 0..device.size_bytes(), |extent| {
+        if extent.kind == ExtentKind::Data {
+            bytes += extent.length;
+        }
+        Ok(())
+    })?;
+    Ok(bytes)
+}
+
+/// The same for each attempt to copy this disk to this target.
+fn session(path: &Path, target: &CopyTarget) -> SessionId {
+    let host = std::fs::read("/etc/machine-id").unwrap_or_default();
+    session_of(&[
+        &host,
+        path.as_os_str().as_encoded_bytes(),
+        target.to_string().as_bytes(),
+    ])
+}
+
+/// Parses `500ms`, `10s`, `5m`, `1h`.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+    let parsed = units.iter().find_map(|(unit, factor)| {
+        let number: u64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;
+        number.checked_mul(*factor)
+    });
+    let milliseconds = parsed.ok_or_else(|| "it is not a time: write 500ms, 10s, 5m or 1h".to_owned())?;
+    Ok(Duration::from_millis(milliseconds))
+}
+
+/// Prints rounds and warnings.
+struct ShownEvents<'a> {
+    console: &'a Console,
+    consistency: SourceConsistency,
+}
+
+impl CopyObserver for ShownEvents<'_> {
+    fn round(&self, forecast: &Forecast) {
+        if self.consistency == SourceConsistency::AtRest {
+            return;
+        }
+        let what = match forecast.round {
+            0 => "the first pass".to_owned(),
+            round => format!("round {round}"),
+        };
+        let next = match forecast.decision {
+            RoundDecision::Freeze | RoundDecision::FreezeAtMinimum => "within the limit",
+            RoundDecision::Continue => "another round follows",
+            RoundDecision::Throttle { .. } => "the writes are limited from now on",
+            RoundDecision::GiveUp => "it does not become less",
+        };
+        self.console.note(&format!(
+            "{what}: {} sent in {}, {} written meanwhile; a freeze now would take {} ({next})",
+            units::bytes(forecast.measured.sent_bytes),
+            units::duration(forecast.measured.took),
+            units::bytes(forecast.measured.dirty_bytes),
+            units::duration(forecast.frozen),
+        ));
+    }
+
+    fn warning(&self, warning: CopyWarning) {
+        let text = match warning {
+            CopyWarning::Protocol(SenderWarning::PromiseNotKept { frozen }) => format!(
+                "the source was frozen for {}, longer than permitted, and was thawed; the copy goes on",
+                units::duration(frozen)
+            ),
+            CopyWarning::Protocol(SenderWarning::SyncWhileFrozen) => {
+                "the receiver makes the data durable only while the source is frozen".to_owned()
+            }
+            CopyWarning::Protocol(SenderWarning::NoHashes) => {
+                "the receiver cannot compare: after an interruption, data is sent again".to_owned()
+            }
+            CopyWarning::Protocol(SenderWarning::Retried(error)) => format!("the receiver failed: {}", error.text),
+            CopyWarning::Protocol(SenderWarning::StillInDoubt(error)) => {
+                format!("the receiver does not say whether the copy is complete: {}", error.text)
+            }
+            CopyWarning::ConnectionLost { reason: Some(reason) } => format!("the connection was lost: {reason}"),
+            CopyWarning::ConnectionLost { reason: None } => "the connection was lost".to_owned(),
+            CopyWarning::NotFrozen { reason } => format!("the source was not frozen: {reason}"),
+            CopyWarning::NotThrottled => "the writes to this source cannot be limited".to_owned(),
+        };
+        self.console.warning(&text);
+    }
+}
+
+/// The advice on errors of a copy.
+pub(super) fn copy_error(error: CopyError) -> Error {
+    let text = holdfast_block::error_text(&error);
+    let refused = |kind, hint: &'static str| Error::refused(kind, text.clone(), hint);
+    let of_kind = |kind| match kind {
+        RefusalKind::Exists => refused(Kind::Exists, "--force replaces it, after the copy is complete"),
+        RefusalKind::NoSpace => refused(Kind::NoSpace, "make room there, or name another target"),
+        RefusalKind::Locked => refused(Kind::Locked, "wait until the other program has ended"),
+        RefusalKind::OtherCopy => refused(Kind::Refused, "--restart deletes what is there; or name another target"),
+        RefusalKind::NotAllowed => refused(Kind::Refused, "name another target"),
+        RefusalKind::OtherVersion => refused(Kind::Unsupported, "install the same version of holdfast on both hosts"),
+        RefusalKind::Io => refused(Kind::Io, "look at the target; the same command continues the copy"),
+    };
+    match error {
+        CopyError::Engine(error) => error.into(),
+        CopyError::Refused { kind, .. } => of_kind(kind),
+        CopyError::TargetExists { .. } => of_kind(RefusalKind::Exists),
+        CopyError::TargetKind { .. } | CopyError::TargetElsewhere { .. } => of_kind(RefusalKind::NotAllowed),
+        CopyError::NoSpace { .. } => of_kind(RefusalKind::NoSpace),
+        CopyError::TargetBusy { .. } => of_kind(RefusalKind::Locked),
+        CopyError::OtherSize { .. } | CopyError::Journal { .. } => of_kind(RefusalKind::OtherCopy),
+        CopyError::Request { .. } | CopyError::Protocol { .. } => of_kind(RefusalKind::OtherVersion),
+        CopyError::NotConverging(_) | CopyError::FrozenTooLong { .. } => refused(
+            Kind::Refused,
+            "permit more time with --max-frozen, or copy when less is written; the source runs, and the same command continues the copy",
+        ),
+        CopyError::Command { .. } => refused(Kind::Refused, "look at what the command says, and call it by hand"),
+        CopyError::Program { .. } => refused(Kind::Io, "install holdfast there, where ssh finds it"),
+        CopyError::File { action, path, source } => Error::File { action, path, source },
+        _ => of_kind(RefusalKind::Io),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::parse_time;
+
+    #[test]
+    fn times_have_a_unit() {
+        for (text, milliseconds) in [("500ms", 500), ("10s", 10_000), ("5m", 300_000), ("1h", 3_600_000)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_millis(milliseconds)));
+        }
+        for wrong in [
+            "",
+            "10",
+            "s",
+            "-1s",
+            "1d",
+            "99999999999999999999s",
+            "18446744073709551615h",
+        ] {
+            parse_time(wrong).unwrap_err();
+        }
+    }
+}

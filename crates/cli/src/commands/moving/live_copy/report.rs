@@ -1,0 +1,187 @@
+//! The report of `live-copy`, with its table of times.
+
+use std::path::Path;
+use std::time::Duration;
+
+use holdfast_live_copy::{Forecast, LiveCopyReport, SourceConsistency};
+use serde::Serialize;
+
+use super::super::far::CopyTarget;
+use crate::output::{Column, Page, Report, Table};
+use crate::units;
+
+/// The report of `live-copy`.
+#[derive(Debug, Serialize)]
+pub(super) struct LiveCopied {
+    dry_run: bool,
+    source: String,
+    target: String,
+    size_bytes: u64,
+    /// Bytes over the connection.
+    sent_bytes: u64,
+    /// Bytes that were zero.
+    zero_bytes: u64,
+    consistency: &'static str,
+    /// Whether an earlier command had completed the copy.
+    was_complete: bool,
+    lost_connections: u32,
+    rounds: Vec<RoundDocument>,
+    times: TimesDocument,
+    duration_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct RoundDocument {
+    round: u32,
+    sent_bytes: u64,
+    duration_us: u64,
+    dirty_bytes: u64,
+    predicted_frozen_us: u64,
+}
+
+/// The frozen time with its parts, and the phases.
+#[derive(Debug, Serialize)]
+struct TimesDocument {
+    frozen_us: u64,
+    freeze_us: u64,
+    last_pass_us: u64,
+    last_bytes: u64,
+    seal_us: u64,
+    receiver_sync_us: u64,
+    receiver_journal_us: u64,
+    phases: Vec<PhaseDocument>,
+}
+
+#[derive(Debug, Serialize)]
+struct PhaseDocument {
+    phase: &'static str,
+    duration_us: u64,
+}
+
+impl From<&Forecast> for RoundDocument {
+    fn from(forecast: &Forecast) -> Self {
+        Self {
+            round: forecast.round,
+            sent_bytes: forecast.measured.sent_bytes,
+            duration_us: units::micros(forecast.measured.took),
+            dirty_bytes: forecast.measured.dirty_bytes,
+            predicted_frozen_us: units::micros(forecast.frozen),
+        }
+    }
+}
+
+impl LiveCopied {
+    pub(super) fn new(
+        source: &Path,
+        target: &CopyTarget,
+        report: &LiveCopyReport,
+        consistency: SourceConsistency,
+    ) -> Self {
+        // Nothing was frozen, although the steps took time.
+        let frozen = match consistency {
+            SourceConsistency::AtRest => Duration::ZERO,
+            _ => report.handover.frozen,
+        };
+        let handover = &report.handover;
+        let phases = report.phases.iter().map(|time| PhaseDocument {
+            phase: time.phase.word(),
+            duration_us: units::micros(time.duration),
+        });
+        Self {
+            dry_run: false,
+            source: source.display().to_string(),
+            target: target.to_string(),
+            size_bytes: report.size_bytes,
+            sent_bytes: report.sent_bytes,
+            zero_bytes: report.zero_bytes,
+            consistency: consistency.word(),
+            was_complete: report.was_complete,
+            lost_connections: report.lost_connection_count,
+            rounds: report.rounds.iter().map(RoundDocument::from).collect(),
+            times: TimesDocument {
+                frozen_us: units::micros(frozen),
+                freeze_us: units::micros(handover.freeze),
+                last_pass_us: units::micros(handover.last_pass),
+                last_bytes: handover.last_bytes,
+                seal_us: units::micros(handover.seal),
+                receiver_sync_us: units::micros(handover.receiver.flush),
+                receiver_journal_us: units::micros(handover.receiver.journal),
+                phases: phases.collect(),
+            },
+            duration_ms: units::millis(report.duration),
+        }
+    }
+}
+
+impl Report for LiveCopied {
+    fn command(&self) -> &'static str {
+        "live-copy"
+    }
+
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
+    fn human(&self, page: &mut Page) {
+        if self.was_complete {
+            page.line(&format!("{} was already complete", self.target));
+            return;
+        }
+        let duration = Duration::from_millis(self.duration_ms);
+        let mut parts = vec![
+            format!("{} disk", units::bytes(self.size_bytes)),
+            format!("{} sent", units::bytes(self.sent_bytes)),
+            units::duration(duration),
+        ];
+        parts.extend(units::rate(self.sent_bytes, duration).map(units::bytes_per_second));
+        page.line(&format!("{}  {}", self.target, parts.join(", ")));
+        let mut table = Table::new([Column::text("PHASE"), Column::number("TIME")]);
+        for phase in &self.times.phases {
+            table.row([phase.phase.to_owned(), milliseconds(phase.duration_us)]);
+        }
+        page.table(&table);
+        page.line(&match self.consistency {
+            "at-rest" => "nothing was frozen: the source was not written".to_owned(),
+            _ => format!(
+                "frozen for {}: {} to freeze, {} for the last {}",
+                milliseconds(self.times.frozen_us),
+                milliseconds(self.times.freeze_us),
+                milliseconds(self.times.last_pass_us),
+                units::bytes(self.times.last_bytes),
+            ),
+        });
+    }
+}
+
+/// Milliseconds with a fraction: most phases are short.
+#[expect(clippy::cast_precision_loss, reason = "a time for people")]
+fn milliseconds(micros: u64) -> String {
+    format!("{:.1} ms", micros as f64 / 1000.0)
+}
+
+/// The report of `live-copy --dry-run`.
+#[derive(Debug, Serialize)]
+pub(super) struct LiveCopyPlanned {
+    pub(super) dry_run: bool,
+    pub(super) source: String,
+    pub(super) target: String,
+    pub(super) size_bytes: u64,
+    pub(super) data_bytes: u64,
+    pub(super) consistency: &'static str,
+}
+
+impl Report for LiveCopyPlanned {
+    fn command(&self) -> &'static str {
+        "live-copy"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!(
+            "would copy {} to {}: {} disk, {} of data",
+            self.source,
+            self.target,
+            units::bytes(self.size_bytes),
+            units::bytes(self.data_bytes)
+        ));
+    }
+}

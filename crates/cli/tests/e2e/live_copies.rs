@@ -1,0 +1,331 @@
+//! `live-copy`: images at rest, file systems in use that commands freeze, and another host by a real sshd.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use holdfast_block::{Clock as _, SystemClock};
+use holdfast_test_kit::file_systems::{Mounted, system};
+use serde_json::Value;
+
+use crate::replication::sshd::{Program, Sshd, texts};
+use crate::rig::{Rig, noise};
+use crate::schedules::wait_until;
+
+const MIB: usize = 1 << 20;
+
+/// Reports of `live-copy`.
+pub(crate) fn reports() -> Vec<Value> {
+    let rig = Rig::empty();
+    rig.write("disk.raw", &noise(2 * MIB, 1));
+    let planned = rig.report(&["live-copy", "disk.raw", "copy.raw", "--dry-run"]);
+    let copied = rig.report(&["live-copy", "disk.raw", "copy.raw"]);
+    vec![planned, copied]
+}
+
+#[test]
+fn an_image_at_rest_is_copied_once_and_not_over_another() {
+    let rig = Rig::empty();
+    let content = noise(3 * MIB + 512, 2);
+    rig.write("disk.raw", &content);
+    rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
+    rig.report(&["live-copy", "disk.qcow2", "copy.raw", "--dry-run"]);
+    assert!(!rig.path("copy.raw").exists());
+    let done = rig.report(&["live-copy", "disk.qcow2", "copy.raw"]);
+    assert!(rig.read("copy.raw") == content);
+    assert_eq!(
+        (&done["consistency"], &done["times"]["frozen_us"]),
+        (&"at-rest".into(), &0.into())
+    );
+    let (kind, text) = rig.error(1, &["live-copy", "disk.qcow2", "copy.raw"]);
+    assert!(kind == "exists" && text.contains("copy.raw exists"), "{kind}: {text}");
+    rig.write("other.raw", &noise(MIB, 3));
+    rig.ok(&["live-copy", "other.raw", "copy.raw", "--force"]);
+    assert!(rig.read("copy.raw") == noise(MIB, 3));
+    assert_eq!(rig.names("."), ["copy.raw", "disk.qcow2", "disk.raw", "other.raw"]);
+}
+
+#[test]
+fn what_cannot_be_copied_is_refused_with_the_reason() {
+    let rig = Rig::empty();
+    rig.write("disk.raw", &noise(MIB, 4));
+    rig.ok(&["image", "convert", "disk.raw", "disk.qcow2"]);
+    let commands = ["--freeze-command", "true", "--thaw-command", "true"];
+    for (words, kind, reason) in [
+        (vec!["disk.raw", "./disk.raw"], "usage", "the target is the source"),
+        (vec!["disk.raw", "ssh://backup"], "usage", "has no path"),
+        (
+            [&["disk.qcow2", "copy.raw", "--format", "qcow2"][..], &commands].concat(),
+            "usage",
+            "another format than raw",
+        ),
+        (vec!["disk.raw", "none/copy.raw"], "io", "none"),
+    ] {
+        let words = [&["live-copy"][..], &words].concat();
+        let output = rig.run(&[&words[..], &["--json"]].concat());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(!output.status.success() && text.contains(reason), "{words:?}: {text}");
+        assert!(text.contains(&format!("\"{kind}\"")), "{words:?}: {text}");
+    }
+}
+
+/// A file system with a program that writes to it all the time, and says what it has written.
+struct BusyFileSystem {
+    _mounted: Mounted,
+    point: PathBuf,
+    device: String,
+    is_stopped: AtomicBool,
+    written: AtomicU64,
+    _place: tempfile::TempDir,
+}
+
+impl BusyFileSystem {
+    fn new() -> Option<Self> {
+        let place = tempfile::tempdir().unwrap();
+        let point = place.path().canonicalize().unwrap().join("mounted");
+        let mounted = Mounted::at("xfs", &point).map_err(|reason| skipped(&reason)).ok()?;
+        let device = system("findmnt", &["--noheadings", "--output", "SOURCE", point.to_str()?]).unwrap();
+        Some(Self {
+            _mounted: mounted,
+            point,
+            device,
+            is_stopped: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            _place: place,
+        })
+    }
+
+    /// The commands that freeze and thaw it. The first notes which numbers were written when it was frozen.
+    fn commands(&self) -> [String; 2] {
+        ["--freeze", "--unfreeze"].map(|word| format!("fsfreeze {word} '{}'", self.point.display()))
+    }
+
+    fn write_until_stopped(&self) {
+        let clock = SystemClock::new();
+        let file = File::create(self.point.join("numbers")).unwrap();
+        while !self.is_stopped.load(Ordering::SeqCst) {
+            let number = self.written.load(Ordering::SeqCst) + 1;
+            file.write_all_at(&number.to_le_bytes(), (number - 1) * 8).unwrap();
+            self.written.store(number, Ordering::SeqCst);
+            clock.sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Whether a program can write to it.
+    fn is_thawed(&self) -> bool {
+        let before = self.written.load(Ordering::SeqCst);
+        let clock = SystemClock::new();
+        (0..100).any(|_| {
+            clock.sleep(Duration::from_millis(20));
+            self.written.load(Ordering::SeqCst) > before + 1
+        })
+    }
+}
+
+#[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
+fn skipped(reason: &str) {
+    println!("skipped: {reason}");
+}
+
+/// Mounts a copy, and returns how many numbers of the writer are in it, one after another.
+fn numbers_in(copy: &Path) -> u64 {
+    let point = tempfile::tempdir().unwrap();
+    let device = system("losetup", &["--find", "--show", copy.to_str().unwrap()]).unwrap();
+    system("mount", &["-o", "nouuid", &device, point.path().to_str().unwrap()]).unwrap();
+    let bytes = std::fs::read(point.path().join("numbers")).unwrap();
+    system("umount", &[point.path().to_str().unwrap()]).unwrap();
+    system("losetup", &["--detach", &device]).unwrap();
+    let numbers = bytes
+        .chunks_exact(8)
+        .map(|number| u64::from_le_bytes(number.try_into().unwrap()));
+    for (expected, number) in (1..).zip(numbers) {
+        assert_eq!(number, expected, "the copy is of more than one moment");
+    }
+    bytes.len() as u64 / 8
+}
+
+#[test]
+fn a_file_system_in_use_is_copied_as_of_the_freeze() {
+    let Some(busy) = BusyFileSystem::new() else { return };
+    let rig = Rig::empty();
+    let [freeze, thaw] = busy.commands();
+    let words = [
+        "live-copy",
+        &busy.device,
+        "copy.raw",
+        "--freeze-command",
+        &freeze,
+        "--thaw-command",
+        &thaw,
+    ];
+    std::thread::scope(|scope| {
+        scope.spawn(|| busy.write_until_stopped());
+        wait_until("the program writes", || busy.written.load(Ordering::SeqCst) > 100);
+        let before = busy.written.load(Ordering::SeqCst);
+        let done = rig.json(0, &words)["report"].clone();
+        let after = busy.written.load(Ordering::SeqCst);
+        let is_thawed = busy.is_thawed();
+        busy.is_stopped.store(true, Ordering::SeqCst);
+        assert!(is_thawed, "the source is still frozen");
+        assert_eq!(done["consistency"], "commands");
+        assert!(done["times"]["frozen_us"].as_u64().unwrap() > 0, "{done}");
+        let found = numbers_in(&rig.path("copy.raw"));
+        assert!((before..=after + 1).contains(&found), "{before} <= {found} <= {after}");
+    });
+}
+
+/// The limit cannot be kept: the copy says so with the numbers, and the source was never frozen.
+#[test]
+fn a_limit_that_cannot_be_kept_is_an_error() {
+    let Some(busy) = BusyFileSystem::new() else { return };
+    let rig = Rig::empty();
+    let [freeze, thaw] = busy.commands();
+    let freeze = format!("touch '{}'; {freeze}", rig.path("was-frozen").display());
+    let words = [
+        "live-copy",
+        &busy.device,
+        "copy.raw",
+        "--freeze-command",
+        &freeze,
+        "--thaw-command",
+        &thaw,
+        "--max-frozen",
+        "0ms",
+    ];
+    std::thread::scope(|scope| {
+        scope.spawn(|| busy.write_until_stopped());
+        wait_until("the program writes", || busy.written.load(Ordering::SeqCst) > 10);
+        let (kind, text) = rig.error(1, &words);
+        let is_thawed = busy.is_thawed();
+        busy.is_stopped.store(true, Ordering::SeqCst);
+        assert!(
+            is_thawed && kind == "refused" && text.contains("does not converge"),
+            "{kind}: {text}"
+        );
+    });
+    assert!(!rig.path("was-frozen").exists() && !rig.path("copy.raw").exists());
+}
+
+/// The copy is killed while the source is frozen: another process thaws it. The next copy continues.
+#[test]
+fn a_killed_copy_leaves_no_frozen_source() {
+    let Some(busy) = BusyFileSystem::new() else { return };
+    let rig = Rig::empty();
+    let [freeze, thaw] = busy.commands();
+    let frozen = rig.path("frozen");
+    // The command does not end before the kill.
+    let slow = format!("{freeze}; touch '{}'; sleep 2", frozen.display());
+    let words = |freeze| {
+        [
+            "live-copy",
+            &busy.device,
+            "copy.raw",
+            "--freeze-command",
+            freeze,
+            "--thaw-command",
+            &thaw,
+        ]
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| busy.write_until_stopped());
+        wait_until("the program writes", || busy.written.load(Ordering::SeqCst) > 10);
+        let mut killed = rig.command(&words(&slow)).spawn().unwrap();
+        wait_until("the source is frozen", || frozen.exists());
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        let before = busy.written.load(Ordering::SeqCst);
+        wait_until("the source is thawed", || {
+            busy.written.load(Ordering::SeqCst) > before + 2
+        });
+        assert_eq!(
+            rig.names("."),
+            [".copy.raw.holdfast-copy", ".copy.raw.holdfast-copy.journal", "frozen"]
+        );
+        let done = rig.json(0, &words(&freeze))["report"].clone();
+        busy.is_stopped.store(true, Ordering::SeqCst);
+        let compared = done["times"]["phases"].as_array().unwrap();
+        assert!(compared.iter().any(|phase| phase["phase"] == "comparing"), "{done}");
+    });
+    assert!(numbers_in(&rig.path("copy.raw")) > 0);
+}
+
+/// A connection that breaks at random bytes, and a sender that is killed: the copy continues, over a real ssh.
+#[test]
+fn a_copy_to_another_host_survives_cuts_and_kills() {
+    let rig = Rig::empty();
+    let Some(sshd) = Sshd::start(Program::Found, None) else {
+        return;
+    };
+    let content = noise(40 * MIB, 5);
+    rig.write("disk.raw", &content);
+    let there = tempfile::tempdir().unwrap();
+    let target = there.path().join("a copy.raw");
+    let far = format!("ssh://127.0.0.1{}", target.display());
+    let proxy = sshd.breaking_proxy();
+    let options = sshd.options_by(proxy.port);
+    let words = [&["live-copy", "disk.raw", &far][..], &texts(&options)].concat();
+    let mut killed = rig.command(&words).spawn().unwrap();
+    wait_until("data arrives", || {
+        let partial = there.path().join(".a copy.raw.holdfast-copy");
+        system("du", &["--block-size=1", partial.to_str().unwrap()])
+            .is_ok_and(|size| size.split('\t').next().unwrap().parse::<u64>().unwrap() > 4 << 20)
+    });
+    killed.kill().unwrap();
+    killed.wait().unwrap();
+    proxy.break_after(6 << 20);
+    let done = std::thread::scope(|scope| {
+        scope.spawn(|| proxy.heal_after_the_break());
+        rig.json(3, &words)
+    });
+    assert!(
+        done["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("the connection was lost"),
+        "{done}"
+    );
+    assert_eq!(done["report"]["lost_connections"], 1, "{done}");
+    assert!(std::fs::read(&target).unwrap() == content);
+    assert_eq!(std::fs::read_dir(there.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn a_restricted_receiver_takes_disks_into_its_folder_only() {
+    let rig = Rig::empty();
+    let there = tempfile::tempdir().unwrap();
+    let folder = there.path().join("copies");
+    std::fs::create_dir(&folder).unwrap();
+    std::os::unix::fs::symlink(there.path(), folder.join("link")).unwrap();
+    let program = env!("CARGO_BIN_EXE_holdfast");
+    let forced = format!("{program} receive-disk --below {}", folder.display());
+    let Some(sshd) = Sshd::start(Program::NotFound, Some(&forced)) else {
+        return;
+    };
+    rig.write("disk.raw", &noise(MIB, 6));
+    let copy = |name: &str| {
+        let far = format!("ssh://127.0.0.1{}", there.path().join(name).display());
+        rig.run(&[&["live-copy", "disk.raw", &far][..], &texts(&sshd.options())].concat())
+    };
+    for outside in ["a.raw", "copies/../a.raw", "copies/link/a.raw"] {
+        let output = copy(outside);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && text.contains("is not below"),
+            "{outside}: {text}"
+        );
+    }
+    assert!(copy("copies/a.raw").status.success());
+    assert!(std::fs::read(folder.join("a.raw")).unwrap() == noise(MIB, 6));
+    assert!(!there.path().join("a.raw").exists());
+    for command in [
+        "true",
+        "holdfast receive-disk 2",
+        "holdfast receive-disk --below /",
+        "holdfast peer 1",
+    ] {
+        let (code, text) = sshd.run(command, b"{}\n");
+        assert!(code != Some(0) && text.contains("refused"), "{command}: {text}");
+    }
+}

@@ -1,0 +1,223 @@
+//! How a sender starts receivers, here or on another host, and opens streams to them.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use holdfast_block::{Clock, error_text};
+use holdfast_host::{Piped, StreamTools};
+
+use crate::error::{Error, Result, THIS_HOST};
+use crate::receive::{ReceiveTools, serve_receiver};
+use crate::request::{Answer, READY_BYTES_MAX, ReceiveRequest, RefusalKind};
+use crate::stream::{ByteStream, StreamCloser};
+
+/// Words after which the program receives: `holdfast receive-disk 1`.
+pub const RECEIVE_COMMAND: [&str; 2] = ["receive-disk", "1"];
+
+/// How a sender opens connections.
+pub trait Connector: Send + Sync {
+    /// Starts a receiver, and opens a stream to it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`]: the receiver cannot take the disk, and another attempt is useless. Other errors may end.
+    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream>;
+
+    /// Where the receiver is, for people.
+    fn place(&self) -> String;
+}
+
+/// Sends the request, and waits for the answer.
+fn greet(mut stream: ByteStream, request: &ReceiveRequest, place: &str) -> Result<ByteStream> {
+    let lost = |source| Error::Connection {
+        place: place.to_owned(),
+        source,
+    };
+    let mut line = serde_json::to_vec(request).map_err(|error| lost(error.into()))?;
+    line.push(b'\n');
+    stream
+        .output
+        .write_all(&line)
+        .and_then(|()| stream.output.flush())
+        .map_err(lost)?;
+    // The receiver sends nothing after the line before it gets a frame.
+    let mut input = BufReader::new(stream.input);
+    let mut answer = Vec::new();
+    let read = (&mut input).take(READY_BYTES_MAX).read_until(b'\n', &mut answer);
+    match read.map_err(lost) {
+        Ok(_) if answer.ends_with(b"\n") => {}
+        result => {
+            let reason = stream.closer.close();
+            return Err(match (reason, result) {
+                (Some(reason), _) => Error::ConnectionRefused {
+                    place: place.to_owned(),
+                    reason,
+                },
+                (None, Err(error)) => error,
+                (None, Ok(_)) => lost(std::io::ErrorKind::UnexpectedEof.into()),
+            });
+        }
+    }
+    match serde_json::from_slice(&answer) {
+        Ok(Answer::Ready {}) => {
+            stream.input = Box::new(input);
+            Ok(stream)
+        }
+        Ok(Answer::Refused { kind, reason }) => Err(Error::Refused {
+            place: place.to_owned(),
+            kind,
+            reason,
+        }),
+        Err(_) => Err(Error::Refused {
+            place: place.to_owned(),
+            kind: RefusalKind::OtherVersion,
+            reason: "the answer is not from a holdfast of about the same version".to_owned(),
+        }),
+    }
+}
+
+/// A receiver in this process.
+pub struct LocalConnector {
+    tools: ReceiveTools,
+}
+
+impl LocalConnector {
+    /// A connector to receivers that use these tools.
+    pub fn new(tools: ReceiveTools) -> Self {
+        Self { tools }
+    }
+}
+
+impl Connector for LocalConnector {
+    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream> {
+        let place = self.place();
+        let failed = |source| Error::Connection {
+            place: place.clone(),
+            source,
+        };
+        let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+        let tools = self.tools.clone();
+        let output = theirs.try_clone().map_err(failed)?;
+        let closer = SocketCloser {
+            socket: theirs.try_clone().map_err(failed)?,
+            receiver: Mutex::new(None),
+        };
+        let stream = ByteStream {
+            input: Box::new(theirs),
+            output: Box::new(output),
+            closer: Box::new(closer),
+        };
+        let receiver = std::thread::Builder::new()
+            .name("receive".to_owned())
+            .spawn(move || {
+                serve_receiver(stream, None, &tools)
+                    .err()
+                    .map(|error| error_text(&error))
+            })
+            .map_err(failed)?;
+        let closer = SocketCloser {
+            socket: ours.try_clone().map_err(failed)?,
+            receiver: Mutex::new(Some(receiver)),
+        };
+        let stream = ByteStream {
+            input: Box::new(ours.try_clone().map_err(failed)?),
+            output: Box::new(ours),
+            closer: Box::new(closer),
+        };
+        greet(stream, request, &place)
+    }
+
+    fn place(&self) -> String {
+        THIS_HOST.to_owned()
+    }
+}
+
+struct SocketCloser {
+    socket: UnixStream,
+    /// The receiver at the other end, which has a reason if it failed.
+    receiver: Mutex<Option<JoinHandle<Option<String>>>>,
+}
+
+impl StreamCloser for SocketCloser {
+    fn close(&self) -> Option<String> {
+        // It fails if the other end is closed already.
+        self.socket.shutdown(Shutdown::Both).ok();
+        let receiver = self.receiver.lock().unwrap_or_else(PoisonError::into_inner).take();
+        receiver?
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+/// A receiver on another host: a `holdfast` that ssh starts there.
+pub struct ProgramConnector {
+    tools: Arc<dyn StreamTools>,
+    program: String,
+    clock: Arc<dyn Clock>,
+}
+
+impl ProgramConnector {
+    /// A connector to receivers that `tools` start.
+    pub fn new(tools: Arc<dyn StreamTools>, program: String, clock: Arc<dyn Clock>) -> Self {
+        Self { tools, program, clock }
+    }
+}
+
+impl Connector for ProgramConnector {
+    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream> {
+        let place = self.place();
+        let mut program = self
+            .tools
+            .start(&self.program, &RECEIVE_COMMAND)
+            .map_err(|source| Error::Program {
+                place: place.clone(),
+                source,
+            })?;
+        let no_pipe = || Error::Connection {
+            place: place.clone(),
+            source: std::io::ErrorKind::BrokenPipe.into(),
+        };
+        let input = program.take_output().ok_or_else(no_pipe)?;
+        let output = program.take_input().ok_or_else(no_pipe)?;
+        let closer = ProgramCloser {
+            program: Mutex::new(program),
+            clock: Arc::clone(&self.clock),
+        };
+        let stream = ByteStream {
+            input: Box::new(input),
+            output: Box::new(output),
+            closer: Box::new(closer),
+        };
+        greet(stream, request, &place)
+    }
+
+    fn place(&self) -> String {
+        self.tools.host().unwrap_or(THIS_HOST).to_owned()
+    }
+}
+
+struct ProgramCloser {
+    program: Mutex<Piped>,
+    clock: Arc<dyn Clock>,
+}
+
+impl StreamCloser for ProgramCloser {
+    fn close(&self) -> Option<String> {
+        /// A program that ends by itself has this long to say why.
+        const PATIENCE: Duration = Duration::from_millis(500);
+        const INTERVAL: Duration = Duration::from_millis(10);
+        let mut program = self.program.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = self.clock.now() + PATIENCE;
+        while self.clock.now() < until {
+            if let Ok(Some(end)) = program.try_end() {
+                return (!end.is_success()).then(|| end.reason());
+            }
+            self.clock.sleep(INTERVAL);
+        }
+        program.kill();
+        None
+    }
+}

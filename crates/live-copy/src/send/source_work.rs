@@ -1,0 +1,143 @@
+//! What is done with the source: reads, and in another thread the tracker, freeze and thaw, one after another.
+
+use std::ops::Range;
+use std::sync::mpsc::{Receiver as Inbox, Sender as Outbox};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use holdfast_block::{Clock, ExtentKind, error_text, for_each_extent, is_zero, to_usize};
+use holdfast_transfer::{RangeContent, SenderAction, SenderEvent};
+
+use super::Event;
+use crate::error::Result;
+use crate::source::{LiveSource, ReadContent, timed};
+
+/// Attempts to thaw before the error is reported.
+const THAW_COUNT: u32 = 5;
+const THAW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// A range to read.
+pub(super) struct ReadTask {
+    pub(super) read: u64,
+    pub(super) range: Range<u64>,
+}
+
+/// Reads ranges until there are none left.
+pub(super) fn read_ranges(source: &dyn LiveSource, queue: &Mutex<Inbox<ReadTask>>, events: &Outbox<Event>) {
+    loop {
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok(ReadTask { read, range }) = next else { return };
+        let event = match read_range(source, &range) {
+            Ok(content) => SenderEvent::Read { read, content },
+            Err(error) => SenderEvent::SourceFailed {
+                detail: error_text(&error),
+            },
+        };
+        if events.send(Event::Sender(event)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads a range. What the source reports as zero or absent is not read.
+fn read_range(source: &dyn LiveSource, range: &Range<u64>) -> Result<RangeContent> {
+    let device = source.device();
+    let length = range.end - range.start;
+    let mut has_data = false;
+    for_each_extent(device, range.clone(), |extent| {
+        has_data |= extent.kind == ExtentKind::Data;
+        Ok(())
+    })?;
+    if !has_data {
+        source.was_read(range.start, ReadContent::Zero(length));
+        return Ok(RangeContent::Hole);
+    }
+    let mut bytes = vec![0; to_usize(length)];
+    device.read_at(&mut bytes, range.start)?;
+    source.was_read(range.start, ReadContent::Data(&bytes));
+    Ok(if is_zero(&bytes) {
+        RangeContent::Zero
+    } else {
+        RangeContent::Data(bytes)
+    })
+}
+
+/// Carries out what concerns the tracker and the guest, in order.
+pub(super) fn control(source: &dyn LiveSource, queue: &Inbox<SenderAction>, events: &Outbox<Event>, clock: &dyn Clock) {
+    while let Ok(action) = queue.recv() {
+        let event = match control_once(source, &action, events, clock) {
+            Ok(Some(event)) => event,
+            Ok(None) => continue,
+            Err(error) => SenderEvent::SourceFailed {
+                detail: error_text(&error),
+            },
+        };
+        events.send(Event::Sender(event)).ok();
+    }
+}
+
+fn control_once(
+    source: &dyn LiveSource,
+    action: &SenderAction,
+    events: &Outbox<Event>,
+    clock: &dyn Clock,
+) -> Result<Option<SenderEvent>> {
+    Ok(Some(match *action {
+        SenderAction::StartTracker => {
+            source.start_tracking()?;
+            SenderEvent::TrackerStarted
+        }
+        SenderAction::TakeDirty { query } => {
+            let (marks, took) = timed(clock, || source.take_marks());
+            SenderEvent::DirtyTaken {
+                query,
+                marks: marks?,
+                took,
+            }
+        }
+        SenderAction::CountDirty { query } => SenderEvent::DirtyCounted {
+            query,
+            dirty_bytes: source.count_marks()?,
+        },
+        SenderAction::CheckTracker { query } => SenderEvent::TrackerChecked {
+            query,
+            check: source.check()?,
+        },
+        SenderAction::Freeze { attempt } => match source.freeze() {
+            Ok(()) => SenderEvent::Frozen { attempt },
+            Err(error) => {
+                events.send(Event::NotFrozen(error_text(&error))).ok();
+                source.thaw().ok();
+                SenderEvent::FreezeFailed { attempt }
+            }
+        },
+        SenderAction::Thaw => {
+            thaw(source, clock)?;
+            return Ok(None);
+        }
+        SenderAction::Throttle { dirty_bytes_per_s_max } => {
+            if !source.throttle(dirty_bytes_per_s_max)? {
+                events.send(Event::NotThrottled).ok();
+            }
+            return Ok(None);
+        }
+        SenderAction::Unthrottle => {
+            source.unthrottle()?;
+            return Ok(None);
+        }
+        // The note of a handover: a duplicate has none.
+        _ => return Ok(None),
+    }))
+}
+
+fn thaw(source: &dyn LiveSource, clock: &dyn Clock) -> Result<()> {
+    let mut result = source.thaw();
+    for _ in 1..THAW_COUNT {
+        if result.is_ok() {
+            break;
+        }
+        clock.sleep(THAW_INTERVAL);
+        result = source.thaw();
+    }
+    result
+}
