@@ -10,6 +10,9 @@
 mod convergence;
 mod digest;
 mod error;
+#[cfg(feature = "hostile")]
+#[doc(hidden)]
+pub mod hostile;
 mod journal;
 mod layout;
 mod receiver;

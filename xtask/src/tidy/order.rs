@@ -63,6 +63,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "convergence",
             "receiver",
             "sender",
+            "hostile",
         ],
     ),
     ("host", &["system", "storage", "qemu", "hypervisor", "hostile"]),

@@ -346,7 +346,10 @@ pub(super) fn copy_error(error: CopyError) -> Error {
     let text = holdfast_block::error_text(&error);
     let refused = |kind, hint: &'static str| Error::refused(kind, text.clone(), hint);
     let of_kind = |kind| match kind {
-        RefusalKind::Exists => refused(Kind::Exists, "--force replaces it, after the copy is complete"),
+        RefusalKind::Exists => refused(
+            Kind::Exists,
+            "--force replaces a file when the copy is complete, and overwrites a block device at once",
+        ),
         RefusalKind::NoSpace => refused(Kind::NoSpace, "make room there, or name another target"),
         RefusalKind::Locked => refused(Kind::Locked, "wait until the other program has ended"),
         RefusalKind::OtherCopy => refused(Kind::Refused, "--restart deletes what is there; or name another target"),
