@@ -106,12 +106,18 @@ pub trait Freezer: Send + Sync {
 /// A disk to which nothing writes.
 pub struct StillSource<'a> {
     device: &'a dyn BlockDevice,
+    consistency: SourceConsistency,
 }
 
 impl<'a> StillSource<'a> {
     /// The caller holds a lock that keeps writers away.
     pub fn new(device: &'a dyn BlockDevice) -> Self {
-        Self { device }
+        Self::as_of(device, SourceConsistency::AtRest)
+    }
+
+    /// The disk of a snapshot, which is what a source in use contained.
+    pub fn as_of(device: &'a dyn BlockDevice, consistency: SourceConsistency) -> Self {
+        Self { device, consistency }
     }
 }
 
@@ -157,7 +163,7 @@ impl LiveSource for StillSource<'_> {
         Ok(())
     }
     fn consistency(&self) -> SourceConsistency {
-        SourceConsistency::AtRest
+        self.consistency
     }
 }
 

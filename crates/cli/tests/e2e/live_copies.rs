@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::replication::sshd::{Program, Sshd, texts};
 use crate::rig::{Rig, noise};
 use crate::schedules::wait_until;
+use crate::verbs::containers::Container;
 
 const MIB: usize = 1 << 20;
 
@@ -97,20 +98,13 @@ impl BusyFileSystem {
         })
     }
 
-    /// The commands that freeze and thaw it. The first notes which numbers were written when it was frozen.
+    /// The commands that freeze and thaw it.
     fn commands(&self) -> [String; 2] {
         ["--freeze", "--unfreeze"].map(|word| format!("fsfreeze {word} '{}'", self.point.display()))
     }
 
     fn write_until_stopped(&self) {
-        let clock = SystemClock::new();
-        let file = File::create(self.point.join("numbers")).unwrap();
-        while !self.is_stopped.load(Ordering::SeqCst) {
-            let number = self.written.load(Ordering::SeqCst) + 1;
-            file.write_all_at(&number.to_le_bytes(), (number - 1) * 8).unwrap();
-            self.written.store(number, Ordering::SeqCst);
-            clock.sleep(Duration::from_millis(1));
-        }
+        write_numbers(&self.point.join("numbers"), &self.is_stopped, &self.written);
     }
 
     /// Whether a program can write to it.
@@ -121,6 +115,18 @@ impl BusyFileSystem {
             clock.sleep(Duration::from_millis(20));
             self.written.load(Ordering::SeqCst) > before + 1
         })
+    }
+}
+
+/// Writes numbers one after another, and says which is the last.
+fn write_numbers(path: &Path, is_stopped: &AtomicBool, written: &AtomicU64) {
+    let clock = SystemClock::new();
+    let file = File::create(path).unwrap();
+    while !is_stopped.load(Ordering::SeqCst) {
+        let number = written.load(Ordering::SeqCst) + 1;
+        file.write_all_at(&number.to_le_bytes(), (number - 1) * 8).unwrap();
+        written.store(number, Ordering::SeqCst);
+        clock.sleep(Duration::from_millis(1));
     }
 }
 
@@ -174,6 +180,41 @@ fn a_file_system_in_use_is_copied_as_of_the_freeze() {
         let found = numbers_in(&rig.path("copy.raw"));
         assert!((before..=after + 1).contains(&found), "{before} <= {found} <= {after}");
     });
+}
+
+/// A container that is used is copied as of one moment, and goes on. Nothing of the copy is left in it.
+#[test]
+fn a_container_in_use_is_copied_as_it_is_now() {
+    if !rustix::process::geteuid().is_root() {
+        return skipped("mounting a file system needs root");
+    }
+    let rig = Rig::empty();
+    rig.ok(&["container", "create", "web1", "400M", "--filesystem", "xfs"]);
+    let container = Container::mount(&rig, "web1");
+    let is_stopped = AtomicBool::new(false);
+    let written = AtomicU64::new(0);
+    let (before, found) = std::thread::scope(|scope| {
+        scope.spawn(|| write_numbers(&container.point.path("numbers"), &is_stopped, &written));
+        wait_until("the program writes", || written.load(Ordering::SeqCst) > 100);
+        let before = written.load(Ordering::SeqCst);
+        let planned = rig.report(&["live-copy", "web1", "copy.raw", "--dry-run"]);
+        let done = rig.report(&["live-copy", "web1", "copy.raw"]);
+        let at_end = written.load(Ordering::SeqCst);
+        wait_until("the program goes on", || written.load(Ordering::SeqCst) > at_end + 2);
+        is_stopped.store(true, Ordering::SeqCst);
+        assert_eq!(planned["size_bytes"], done["size_bytes"]);
+        assert_eq!(done["consistency"], "file-system", "{done}");
+        (before, numbers_in(&rig.path("copy.raw")))
+    });
+    assert!(found >= before, "{before} <= {found}");
+    let snapshots = rig.report(&["container", "snapshots", "web1"]);
+    assert_eq!(snapshots["snapshots"], serde_json::json!([]), "{snapshots}");
+    container.unmount();
+    rig.ok(&["live-copy", "web1", "unmounted.raw"]);
+    assert!(numbers_in(&rig.path("unmounted.raw")) >= found);
+    rig.ok(&["container", "check", "web1"]);
+    let (kind, text) = rig.error(2, &["live-copy", "web1", "other.raw", "--format", "raw"]);
+    assert!(kind == "usage" && text.contains("do not apply to a container"), "{text}");
 }
 
 /// The limit cannot be kept: the copy says so with the numbers, and the source was never frozen.

@@ -1,26 +1,17 @@
 //! Clones containers: a new container with the disk of a snapshot, or of the current state, and with files of its own.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use holdfast_block::error_text;
-use holdfast_image::{
-    ContainerDuplicate, ContainerTree, Continue, ImageId, PointInTime, SnapshotEntry, duplicate_container,
-};
-use holdfast_repo::{Liveness, ProcessIdentity, Processes};
+use holdfast_image::{ContainerDuplicate, ContainerTree, Continue, ImageId, SnapshotEntry, duplicate_container};
+use holdfast_repo::ProcessIdentity;
 
-use super::change::{SnapshotRequest, TakenSnapshot, delete_snapshots, take_snapshot};
+use super::change::TakenSnapshot;
 use super::control::Consistency;
 use super::create::{check_new_folder, create_complete};
+use super::hold::{HoldContainerRequest, open_snapshot, release_held, take_held};
 use super::place::ContainerPlace;
 use super::state::{CLONE_PROCESS_PROPERTY, REPOSITORY_PROPERTY};
-use crate::job::{Error, Interrupt, Job, Result, Unit};
-use crate::machine::run_journal::liveness_of;
-
-/// How long to wait until a merge has written the layers of a snapshot.
-const MERGE_PATIENCE: Duration = Duration::from_secs(600);
-const MERGE_INTERVAL: Duration = Duration::from_millis(100);
+use crate::job::{Error, Job, Result, Unit};
 
 /// A container to clone.
 pub struct CloneContainerRequest<'a> {
@@ -89,42 +80,18 @@ pub fn clone_container(request: &CloneContainerRequest<'_>, job: Job<'_>) -> Res
 
 /// The clone has the current state as a hidden layer: its own first use merges it.
 fn clone_current_state(request: &CloneContainerRequest<'_>, job: Job<'_>) -> Result<CloneContainerReport> {
-    let snapshot = SnapshotRequest {
-        name: None,
+    let hold = HoldContainerRequest {
+        place: request.source,
         comment: format!("for the clone {}", request.target.display()),
-        created_s: request.now_s,
-        properties: BTreeMap::from([(CLONE_PROCESS_PROPERTY.to_owned(), process_text(request.process))]),
         consistency: request.consistency,
+        now_s: request.now_s,
+        process: request.process,
     };
-    let taken = take_snapshot(request.source, &snapshot, job)?;
+    let taken = take_held(&hold, job)?;
     let id = taken.id.parse::<ImageId>().map_err(Error::from);
     let made = id.and_then(|id| duplicate(request, id, Some(&taken), job));
-    // Also after an interruption.
-    let never = Interrupt::new();
-    let cleaning = Job {
-        interrupt: &never,
-        ..job
-    };
-    if let Err(error) = delete_snapshots(request.source, std::slice::from_ref(&taken.id), cleaning) {
-        job.progress.warning(&format!(
-            "{}: the snapshot {} that was taken for the clone is not deleted yet, which holdfast container delete does: {}",
-            request.source.folder.display(),
-            taken.id,
-            error_text(&error)
-        ));
-    }
+    release_held(request.source, &taken, job);
     made
-}
-
-fn process_text(process: &ProcessIdentity) -> String {
-    serde_json::to_string(process).expect("strings and numbers are JSON")
-}
-
-/// Whether a clone that was killed has left this snapshot.
-pub(crate) fn is_left_by_clone(entry: &SnapshotEntry, processes: &dyn Processes) -> bool {
-    let process = entry.properties.get(CLONE_PROCESS_PROPERTY);
-    let process = process.and_then(|text| serde_json::from_str::<ProcessIdentity>(text).ok());
-    process.is_some_and(|process| liveness_of(&process, processes) == Liveness::Dead)
 }
 
 fn duplicate(
@@ -173,25 +140,4 @@ fn duplicate(
         copied_bytes: made.copied_bytes,
         taken: taken.cloned(),
     })
-}
-
-/// Opens a snapshot. Waits for a merge that writes one of its layers.
-///
-/// # Errors
-/// There is no such snapshot, a layer is damaged, or the merge takes too long.
-pub(crate) fn open_snapshot(place: &ContainerPlace, id: ImageId, job: Job<'_>) -> Result<PointInTime> {
-    let deadline = job.clock.now() + MERGE_PATIENCE;
-    loop {
-        match PointInTime::open(&place.folder, id) {
-            Ok(point) => return Ok(point),
-            // The files of layers are renamed at the end of a merge.
-            Err(error) if job.clock.now() >= deadline || error.is_corrupt() => {
-                return Err(Error::from(error).on(&place.folder));
-            }
-            Err(_) => {
-                job.interrupt.check()?;
-                job.clock.sleep(MERGE_INTERVAL);
-            }
-        }
-    }
 }

@@ -15,6 +15,7 @@ mod clone;
 mod control;
 mod create;
 mod freezer;
+mod hold;
 mod memory;
 mod nbd;
 mod pause;
@@ -36,11 +37,12 @@ pub use change::{
     trim_container,
 };
 pub use clone::{CloneContainerReport, CloneContainerRequest, check_clone, clone_container};
-pub(crate) use clone::{is_left_by_clone, open_snapshot};
 pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
 pub(crate) use create::{PARTIAL_ENDING, check_new_folder, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
+pub use hold::{HeldContainer, HoldContainerRequest};
+pub(crate) use hold::{is_left_by_process, open_snapshot};
 pub use memory::{TakenMemory, take_memory_snapshot};
 pub use place::ContainerPlace;
 pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};

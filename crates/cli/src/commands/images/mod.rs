@@ -2,7 +2,7 @@
 
 mod archive;
 mod compress;
-mod container;
+pub(crate) mod container;
 mod export;
 mod image;
 mod import;

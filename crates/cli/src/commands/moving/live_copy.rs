@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileDevice, IoMode, for_each_extent};
+use holdfast_engine::{ContainerPlace, HeldContainer, HoldContainerRequest, SnapshotState, container_state};
 use holdfast_host::LineProcess;
-use holdfast_image::{Format, OpenOptions};
+use holdfast_image::{CONTAINER_FILE, Format, OpenOptions};
 use holdfast_live_copy::{
     CommandFreezer, ComparedSource, ConvergenceOptions, CopyObserver, CopyWarning, DiskId, Error as CopyError,
     ExistingTarget, Forecast, InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, ReceiveRequest,
@@ -17,13 +18,17 @@ use holdfast_live_copy::{
     UNIT_BYTES_DEFAULT, Unconverged, UnitLayout, copy_live, session_of,
 };
 use holdfast_repo::key::SystemRandomness;
+use holdfast_repo::{Processes as _, SystemProcesses};
 
 use super::far::{CopyTarget, program};
 use crate::args::{Example, SharedOptions, parse_format};
+use crate::commands::images::container::freeze_args::{FreezeArgs, warn_of_freeze};
+use crate::commands::images::container::now_s;
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
+use crate::machines::runs::note_places;
 use crate::output::Console;
 use crate::units;
 use report::{LiveCopied, LiveCopyPlanned};
@@ -36,7 +41,7 @@ const GUARD_TIME: Duration = Duration::from_secs(2);
 /// Arguments of `live-copy`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LiveCopyArgs {
-    /// An image, a raw disk or a block device
+    /// An image, a raw disk, a block device, or the folder of a container
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
     /// A new raw file or a block device, on this host or on another one that has holdfast
@@ -47,6 +52,8 @@ pub(crate) struct LiveCopyArgs {
     format: Option<Format>,
     #[command(flatten)]
     freezing: FreezingArgs,
+    #[command(flatten)]
+    container_freeze: FreezeArgs,
     /// Replace a file that exists, when the copy is complete; overwrite a block device
     #[arg(long)]
     force: bool,
@@ -85,6 +92,10 @@ impl Verb for LiveCopyArgs {
             line: "holdfast live-copy web1.qcow2 ssh://root@backup/srv/copies/web1.raw",
         },
         Example {
+            wish: "Copy a container that is used, as it is now",
+            line: "holdfast live-copy /srv/web1 ssh://root@backup/srv/copies/web1.raw",
+        },
+        Example {
             wish: "Copy a volume while its file system is used, which is frozen at the end",
             line: "holdfast live-copy /dev/vg/srv /backup/srv.raw --freeze-command 'fsfreeze --freeze /srv' --thaw-command 'fsfreeze --unfreeze /srv'",
         },
@@ -106,6 +117,7 @@ impl Verb for LiveCopyArgs {
             return Err(Error::usage("the target is the source", "name another file"));
         }
         match (&self.freezing.freeze_command, &self.freezing.thaw_command) {
+            _ if path.is_dir() => self.copy_container(&path, &target, context),
             (Some(freeze), Some(thaw)) => self.copy_frozen(freeze, thaw, &path, &target, context),
             _ => self.copy_at_rest(&path, &target, context),
         }
@@ -129,7 +141,54 @@ impl LiveCopyArgs {
             }
             error
         })?;
-        self.copy(&StillSource::new(&image), target, path, context)
+        self.copy(&StillSource::new(&image), target, path, None, context)
+    }
+
+    /// Copies the disk of a container as it is now. A snapshot holds it meanwhile.
+    fn copy_container(&self, path: &Path, target: &CopyTarget, context: &Context) -> Result<Exit, Error> {
+        if self.format.is_some() || self.freezing.freeze_command.is_some() {
+            return Err(Error::usage(
+                "--format and --freeze-command do not apply to a container, whose file system is frozen without a command",
+                "remove the option",
+            ));
+        }
+        let place = ContainerPlace::find(path, &context.runtime_folder())?;
+        let here = SystemProcesses.this();
+        let request = HoldContainerRequest {
+            place: &place,
+            comment: format!("for a copy to {target}"),
+            consistency: self.container_freeze.consistency(),
+            now_s: now_s(),
+            process: &here,
+        };
+        if self.dry_run {
+            let state = container_state(&place)?;
+            return context.report(&LiveCopyPlanned {
+                dry_run: true,
+                source: path.display().to_string(),
+                target: target.to_string(),
+                size_bytes: state.chain.size_bytes,
+                data_bytes: None,
+                consistency: None,
+            });
+        }
+        let in_container = place.folder.join(CONTAINER_FILE);
+        let _noted = note_places([in_container.as_path()], context);
+        let held = context.work(1, |job| HeldContainer::hold(&request, job))?;
+        warn_of_freeze(held.taken(), context);
+        let consistency = match held.taken().state {
+            SnapshotState::Unmounted => SourceConsistency::AtRest,
+            SnapshotState::Frozen => SourceConsistency::FileSystem,
+            SnapshotState::Crash => SourceConsistency::Crash,
+        };
+        let source = StillSource::as_of(held.device(), consistency);
+        let frozen = Duration::from_micros(held.taken().paused_us);
+        let copied = self.copy(&source, target, path, Some(frozen), context);
+        context.work(1, |job| {
+            held.release(job);
+            Ok(())
+        })?;
+        copied
     }
 
     /// Copies a raw disk that a program writes, which the commands freeze.
@@ -177,14 +236,22 @@ impl LiveCopyArgs {
             source,
         })?;
         let layout = layout_of(&device)?;
-        self.copy(&ComparedSource::new(&device, layout, &freezer), target, path, context)
+        self.copy(
+            &ComparedSource::new(&device, layout, &freezer),
+            target,
+            path,
+            None,
+            context,
+        )
     }
 
+    /// `frozen` is how long the source was frozen before the copy began.
     fn copy(
         &self,
         source: &dyn LiveSource,
         target: &CopyTarget,
         path: &Path,
+        frozen: Option<Duration>,
         context: &Context,
     ) -> Result<Exit, Error> {
         let layout = layout_of(source.device())?;
@@ -195,8 +262,8 @@ impl LiveCopyArgs {
                 source: path.display().to_string(),
                 target: target.to_string(),
                 size_bytes: layout.size_bytes(),
-                data_bytes,
-                consistency: source.consistency().word(),
+                data_bytes: Some(data_bytes),
+                consistency: Some(source.consistency().word()),
             });
         }
         let request = LiveCopyRequest {
@@ -239,7 +306,7 @@ impl LiveCopyArgs {
             .work(1, |job| Ok(copy_live(&request, job)))?
             .map_err(copy_error)?;
         let consistency = source.consistency();
-        context.report(&LiveCopied::new(path, target, &report, consistency))
+        context.report(&LiveCopied::new(path, target, &report, consistency, frozen))
     }
 }
 
@@ -294,7 +361,7 @@ struct ShownEvents<'a> {
 
 impl CopyObserver for ShownEvents<'_> {
     fn round(&self, forecast: &Forecast) {
-        if self.consistency == SourceConsistency::AtRest {
+        if self.consistency != SourceConsistency::Commands {
             return;
         }
         let what = match forecast.round {

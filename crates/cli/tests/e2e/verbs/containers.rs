@@ -31,16 +31,16 @@ pub(super) fn is_root() -> bool {
 }
 
 /// A container that is unmounted on drop.
-pub(super) struct Container<'a> {
+pub(crate) struct Container<'a> {
     rig: &'a Rig,
     name: &'a str,
-    pub(super) point: MountPoint,
+    pub(crate) point: MountPoint,
     /// The supervisor, if it is in the foreground.
     supervisor: Option<Child>,
 }
 
 impl<'a> Container<'a> {
-    pub(super) fn mount(rig: &'a Rig, name: &'a str) -> Self {
+    pub(crate) fn mount(rig: &'a Rig, name: &'a str) -> Self {
         let point = MountPoint::new(rig, &format!("{name}-mnt"));
         rig.ok(&["container", "mount", name, text(&point.path("."))]);
         Self {
@@ -85,7 +85,7 @@ impl<'a> Container<'a> {
         self.rig.report(&["container", "info", self.name])
     }
 
-    pub(super) fn unmount(&self) {
+    pub(crate) fn unmount(&self) {
         self.rig.ok(&["container", "unmount", self.name]);
     }
 }

@@ -6,7 +6,7 @@ use crate::context::Context;
 
 /// Options for a snapshot of a mounted container.
 #[derive(Debug, Clone, clap::Args)]
-pub(super) struct FreezeArgs {
+pub(crate) struct FreezeArgs {
     /// Take no snapshot if the file system cannot be frozen
     #[arg(long, conflicts_with = "no_freeze")]
     require_freeze: bool,
@@ -16,7 +16,7 @@ pub(super) struct FreezeArgs {
 }
 
 impl FreezeArgs {
-    pub(super) fn consistency(&self) -> Consistency {
+    pub(crate) fn consistency(&self) -> Consistency {
         match (self.require_freeze, self.no_freeze) {
             (true, _) => Consistency::Frozen,
             (_, true) => Consistency::Crash,
@@ -26,7 +26,7 @@ impl FreezeArgs {
 }
 
 /// Warns of a file system that was not frozen, or that may still be frozen.
-pub(super) fn warn_of_freeze(taken: &TakenSnapshot, context: &Context) {
+pub(crate) fn warn_of_freeze(taken: &TakenSnapshot, context: &Context) {
     if let Some(reason) = &taken.not_frozen {
         context.console().warning(&format!(
             "the file system was not frozen ({reason}): the snapshot is the disk as after a power failure"

@@ -4,7 +4,7 @@ mod change;
 mod check;
 mod clone;
 mod create;
-mod freeze_args;
+pub(crate) mod freeze_args;
 mod info;
 mod mount;
 mod mount_args;
@@ -114,6 +114,6 @@ fn container_tools(context: &Context) -> LocalTools {
 }
 
 /// The current time in seconds since 1970.
-fn now_s() -> u64 {
+pub(crate) fn now_s() -> u64 {
     u64::try_from(time::now().as_second()).unwrap_or(0)
 }

@@ -76,11 +76,12 @@ impl LiveCopied {
         target: &CopyTarget,
         report: &LiveCopyReport,
         consistency: SourceConsistency,
+        frozen: Option<Duration>,
     ) -> Self {
-        // Nothing was frozen, although the steps took time.
+        // Otherwise nothing was frozen by the copy itself, although the steps took time.
         let frozen = match consistency {
-            SourceConsistency::AtRest => Duration::ZERO,
-            _ => report.handover.frozen,
+            SourceConsistency::Commands => report.handover.frozen,
+            _ => frozen.unwrap_or_default(),
         };
         let handover = &report.handover;
         let phases = report.phases.iter().map(|time| PhaseDocument {
@@ -142,6 +143,10 @@ impl Report for LiveCopied {
         page.table(&table);
         page.line(&match self.consistency {
             "at-rest" => "nothing was frozen: the source was not written".to_owned(),
+            "file-system" | "crash" => format!(
+                "a snapshot before the copy: writes waited for {}",
+                milliseconds(self.times.frozen_us)
+            ),
             _ => format!(
                 "frozen for {}: {} to freeze, {} for the last {}",
                 milliseconds(self.times.frozen_us),
@@ -166,8 +171,10 @@ pub(super) struct LiveCopyPlanned {
     pub(super) source: String,
     pub(super) target: String,
     pub(super) size_bytes: u64,
-    pub(super) data_bytes: u64,
-    pub(super) consistency: &'static str,
+    /// None for a container.
+    pub(super) data_bytes: Option<u64>,
+    /// None for a container: it depends on whether its file system can be frozen.
+    pub(super) consistency: Option<&'static str>,
 }
 
 impl Report for LiveCopyPlanned {
@@ -176,12 +183,15 @@ impl Report for LiveCopyPlanned {
     }
 
     fn human(&self, page: &mut Page) {
+        let data = self
+            .data_bytes
+            .map(|bytes| format!(", {} of data", units::bytes(bytes)));
         page.line(&format!(
-            "would copy {} to {}: {} disk, {} of data",
+            "would copy {} to {}: {} disk{}",
             self.source,
             self.target,
             units::bytes(self.size_bytes),
-            units::bytes(self.data_bytes)
+            data.unwrap_or_default()
         ));
     }
 }
