@@ -36,7 +36,7 @@ pub use crate::server::listen::Listener;
 pub use crate::server::peer::Peer;
 pub use crate::server::resources::ServerResources;
 pub use crate::stream::Socket;
-pub use config::{QUEUE_COUNT_MAX, SectorSize};
+pub use config::{QUEUE_COUNT_MAX, VhostSectorSize};
 pub use event::{FrontEndGone, VhostUserEvent, VhostUserEventSink};
 pub use export::{AcceptedWrites, VhostUserExport, VhostUserExportOptions};
 pub use server::{DiskNumber, VhostUserServer, VhostUserServerOptions};

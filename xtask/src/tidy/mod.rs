@@ -12,6 +12,7 @@ mod modules;
 mod order;
 mod parameters;
 mod rust_text;
+mod type_names;
 mod words;
 
 use std::collections::BTreeMap;
@@ -125,6 +126,7 @@ pub(crate) fn check(root: &Path) -> Result<Vec<Finding>, String> {
     findings.extend(directions::check_modules(&sources, directions::MODULE_RULES));
     findings.extend(order::check(&sources, order::ORDERS));
     findings.extend(parameters::check(&sources));
+    findings.extend(type_names::check(&sources));
     findings.extend(banned::check(&sources, banned::BANS, banned::ALLOWED));
     findings.extend(lengths::check(&sources, lengths::RATCHET));
     findings.extend(foreign_bytes::check(&sources, foreign_bytes::EXCEPTIONS));

@@ -66,7 +66,7 @@ impl FaultRule {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FaultState {
     rules: Vec<FaultRule>,
     counts: BTreeMap<RequestKind, u64>,
 }
@@ -75,7 +75,7 @@ struct State {
 #[derive(Debug)]
 pub struct FaultyDevice<D> {
     device: D,
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
 }
 
 impl<D: BlockDevice> FaultyDevice<D> {
@@ -107,7 +107,7 @@ impl<D: BlockDevice> FaultyDevice<D> {
         self.device
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

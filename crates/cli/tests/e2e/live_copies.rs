@@ -214,7 +214,10 @@ fn a_container_in_use_is_copied_as_it_is_now() {
     assert!(numbers_in(&rig.path("unmounted.raw")) >= found);
     rig.ok(&["container", "check", "web1"]);
     let (kind, text) = rig.error(2, &["live-copy", "web1", "other.raw", "--format", "raw"]);
-    assert!(kind == "usage" && text.contains("do not apply to a container"), "{text}");
+    assert!(
+        kind == "usage" && text.contains("do not apply to a container"),
+        "{text}"
+    );
 }
 
 /// The limit cannot be kept: the copy says so with the numbers, and the source was never frozen.

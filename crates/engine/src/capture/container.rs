@@ -30,7 +30,7 @@ use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps
 use crate::container::{Consistency, ContainerPlace, SnapshotState};
 use crate::job::{Error, Job, Result};
 use crate::machine::hooks::HookCalls;
-use changes::Base;
+use changes::ChangesBase;
 pub(crate) use configuration::ContainerConfiguration;
 use held::HeldContainer;
 pub(crate) use held::backup_layers;
@@ -182,10 +182,10 @@ impl PreparedMachine for ContainerCapture<'_> {
         let folder = &self.request.place.folder;
         let status = ChainStatus::load(folder).map_err(|error| Error::from(error).on(folder))?;
         let ids: Vec<ImageId> = status.layers.iter().map(|layer| layer.layer.id).collect();
-        let base = Base::find(self.parent(), &self.request.place.id, &ids, &status.tree);
+        let base = ChangesBase::find(self.parent(), &self.request.place.id, &ids, &status.tree);
         let (layer_count, reason) = match base {
-            Base::Layer(id) => (ids.iter().position(|known| *known == id).unwrap_or(ids.len()), None),
-            Base::None(reason) => (ids.len(), Some(reason)),
+            ChangesBase::Layer(id) => (ids.iter().position(|known| *known == id).unwrap_or(ids.len()), None),
+            ChangesBase::None(reason) => (ids.len(), Some(reason)),
         };
         let read = status.layers.iter().take(layer_count);
         let read_bytes = read

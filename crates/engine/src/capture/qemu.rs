@@ -60,7 +60,7 @@ pub(crate) use changes::{is_bitmap_of, is_holdfast_bitmap};
 use choice::{check_choice, decide};
 use filter::HeldByFilters;
 use from_images::HeldByImages;
-use frozen::Freezer;
+use frozen::GuestFreezer;
 use host_snapshots::HeldByHostSnapshots;
 pub use method::Method;
 pub(crate) use method::{overlay_of, run_of_overlay};
@@ -333,8 +333,8 @@ impl QemuCapture<'_> {
         }
     }
 
-    fn freezer(&self) -> Freezer<'_> {
-        Freezer::new(
+    fn freezer(&self) -> GuestFreezer<'_> {
+        GuestFreezer::new(
             self.sink.history(),
             &self.request,
             self.description.summary.name.clone(),

@@ -10,7 +10,7 @@ use holdfast_image::{
     MergeProgress, NewSnapshot, SwitchPlan, plan_switch, switch,
 };
 
-use super::control::{Consistency, ControlClient, ControlRequest, ControlResult};
+use super::control::{Consistency, ContainerControlRequest, ControlClient, ControlResult};
 use super::place::ContainerPlace;
 use super::serve::{GROW_PROPERTY, grow_mounted};
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
@@ -133,8 +133,8 @@ pub(super) fn take_mounted_snapshot(
 }
 
 impl SnapshotRequest {
-    fn online(&self) -> ControlRequest {
-        ControlRequest::Snapshot {
+    fn online(&self) -> ContainerControlRequest {
+        ContainerControlRequest::Snapshot {
             name: self.name.clone(),
             comment: self.comment.clone(),
             created_s: self.created_s,
@@ -201,7 +201,7 @@ pub fn delete_snapshots(place: &ContainerPlace, names: &[String], job: Job<'_>) 
     match Access::open(place, job)? {
         Access::Online(mut client) => {
             let names = names.to_vec();
-            deletion_of(&client.call(ControlRequest::Delete { names }, job)?, place)
+            deletion_of(&client.call(ContainerControlRequest::Delete { names }, job)?, place)
         }
         Access::Offline(offline) => {
             let tree = offline.chain.tree();
@@ -218,7 +218,7 @@ pub fn delete_snapshots(place: &ContainerPlace, names: &[String], job: Job<'_>) 
 /// Those of [`delete_snapshots`].
 pub fn fold_layers(place: &ContainerPlace, job: Job<'_>) -> Result<SnapshotDeletion> {
     match Access::open(place, job)? {
-        Access::Online(mut client) => deletion_of(&client.call(ControlRequest::Collapse {}, job)?, place),
+        Access::Online(mut client) => deletion_of(&client.call(ContainerControlRequest::Collapse {}, job)?, place),
         Access::Offline(offline) => collapse(&offline.chain, job),
     }
 }
@@ -263,14 +263,14 @@ pub enum Growth {
 pub fn grow_container(place: &ContainerPlace, size_bytes: u64, tools: &dyn Tools, job: Job<'_>) -> Result<Growth> {
     match Access::open(place, job)? {
         Access::Online(mut client) => {
-            client.call(ControlRequest::Grow { size_bytes }, job)?;
+            client.call(ContainerControlRequest::Grow { size_bytes }, job)?;
             if grow_mounted(place, tools, job)? {
                 return Ok(Growth::Complete);
             }
             let mut properties = ContainerTree::open(&place.folder)?.properties().clone();
             properties.insert(GROW_PROPERTY.to_owned(), size_bytes.to_string());
             let mut client = ControlClient::connect_to_used(place, job.clock)?;
-            client.request(ControlRequest::SetProperties { properties })?;
+            client.request(ContainerControlRequest::SetProperties { properties })?;
             Ok(Growth::AtNextMount)
         }
         Access::Offline(offline) => {
@@ -374,7 +374,7 @@ pub struct ContainerTraffic {
 pub fn container_state(place: &ContainerPlace) -> Result<ContainerState> {
     let on = |error: holdfast_image::Error| Error::from(error).on(&place.folder);
     // The server may be ending.
-    let asked = ControlClient::connect(place)?.map(|mut client| client.request(ControlRequest::Status {}));
+    let asked = ControlClient::connect(place)?.map(|mut client| client.request(ContainerControlRequest::Status {}));
     let traffic = match asked {
         Some(Ok(ControlResult::Status {
             read_count,

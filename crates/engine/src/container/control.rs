@@ -28,13 +28,13 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 #[serde(deny_unknown_fields)]
 pub(super) struct Envelope {
     pub(super) version: u32,
-    pub(super) request: ControlRequest,
+    pub(super) request: ContainerControlRequest,
 }
 
 /// A request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum ControlRequest {
+pub(super) enum ContainerControlRequest {
     /// Take a snapshot.
     Snapshot {
         name: Option<String>,
@@ -155,7 +155,7 @@ impl ControlClient {
 
     /// Sends a request, and reports progress until it is executed. If the job is interrupted, the connection is closed,
     /// which stops a merge.
-    pub(super) fn call(&mut self, request: ControlRequest, job: Job<'_>) -> Result<ControlResult> {
+    pub(super) fn call(&mut self, request: ContainerControlRequest, job: Job<'_>) -> Result<ControlResult> {
         let mut reported = 0;
         self.exchange(request, &mut |progress| {
             job.interrupt.check()?;
@@ -170,14 +170,14 @@ impl ControlClient {
     }
 
     /// Sends a short request.
-    pub(super) fn request(&mut self, request: ControlRequest) -> Result<ControlResult> {
+    pub(super) fn request(&mut self, request: ContainerControlRequest) -> Result<ControlResult> {
         self.exchange(request, &mut |_| Ok(()))
     }
 
     /// Calls `observe` with each progress, and regularly without one.
     fn exchange(
         &mut self,
-        request: ControlRequest,
+        request: ContainerControlRequest,
         observe: &mut dyn FnMut(Option<(u64, u64)>) -> Result<()>,
     ) -> Result<ControlResult> {
         let envelope = Envelope {
@@ -218,7 +218,7 @@ impl ControlClient {
 }
 
 /// Parses the line of a client.
-pub(super) fn parse_request(line: &[u8]) -> std::result::Result<ControlRequest, String> {
+pub(super) fn parse_request(line: &[u8]) -> std::result::Result<ContainerControlRequest, String> {
     let envelope: Envelope =
         serde_json::from_slice(line).map_err(|error| format!("the request is not valid: {error}"))?;
     if envelope.version != VERSION {
@@ -247,11 +247,11 @@ pub(super) fn send_reply(mut stream: &UnixStream, reply: &ControlReply) -> std::
 
 #[cfg(test)]
 mod tests {
-    use super::{Consistency, ControlRequest, Envelope, VERSION, parse_request};
+    use super::{Consistency, ContainerControlRequest, Envelope, VERSION, parse_request};
 
     #[test]
     fn requests_are_read_as_they_are_written() {
-        let request = ControlRequest::Snapshot {
+        let request = ContainerControlRequest::Snapshot {
             name: Some("before".to_owned()),
             comment: String::new(),
             created_s: 7,

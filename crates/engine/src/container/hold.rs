@@ -35,13 +35,13 @@ pub struct HoldContainerRequest<'a> {
 }
 
 /// The disk of a container, as it was when it was held. The container is used meanwhile.
-pub struct HeldContainer<'a> {
+pub struct ContainerHold<'a> {
     place: &'a ContainerPlace,
     taken: TakenSnapshot,
     point: PointInTime,
 }
 
-impl<'a> HeldContainer<'a> {
+impl<'a> ContainerHold<'a> {
     /// Takes a snapshot, and opens it.
     ///
     /// # Errors

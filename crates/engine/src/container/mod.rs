@@ -41,11 +41,11 @@ pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
 pub(crate) use create::{PARTIAL_ENDING, check_new_folder, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
-pub use hold::{HeldContainer, HoldContainerRequest};
+pub use hold::{ContainerHold, HoldContainerRequest};
 pub(crate) use hold::{is_left_by_process, open_snapshot};
 pub use memory::{TakenMemory, take_memory_snapshot};
 pub use place::ContainerPlace;
-pub(crate) use remains::{RuntimeRemains, RuntimeState, clear_runtime_remains, is_of_mount, runtime_remains};
+pub(crate) use remains::{FoundRuntimeState, RuntimeRemains, clear_runtime_remains, is_of_mount, runtime_remains};
 pub use resume::{
     ResumeChoice, ResumePlan, check_resume, plan_resume, preview_resume, restore_memory, return_to_memory,
 };

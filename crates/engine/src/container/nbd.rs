@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use super::place::ContainerPlace;
 use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
-use crate::restore::mount::{DiskPlace, LOOK_INTERVAL, WorkerDisk, WorkerFiles};
+use crate::restore::mount::{LOOK_INTERVAL, SupervisedPlace, WorkerDisk, WorkerFiles};
 
 /// Any file system can be on sectors of this size, also one that was made on a loop device.
 const SECTOR_BYTES: u32 = 512;
@@ -64,7 +64,7 @@ pub(super) fn adopt_nbd_size(place: &ContainerPlace) -> Result<Option<PathBuf>> 
 /// The NBD device of a container, as its supervisor sees it.
 pub(super) struct NbdPlace<'a>(pub(super) &'a ContainerPlace);
 
-impl DiskPlace for NbdPlace<'_> {
+impl SupervisedPlace for NbdPlace<'_> {
     fn open(&self) -> Result<OwnedFd> {
         // A device whose supervisor and worker were killed.
         self.abandon();

@@ -31,14 +31,14 @@ pub(crate) struct RuntimeRemains {
     /// Where the file system of the disk is still mounted.
     pub(crate) mount_points: Vec<PathBuf>,
     /// Its state.
-    pub(crate) state: RuntimeState,
+    pub(crate) state: FoundRuntimeState,
     /// Its last change, in milliseconds since 1970.
     pub(crate) changed_ms: Option<i64>,
 }
 
 /// The state of a folder in the runtime folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum RuntimeState {
+pub(crate) enum FoundRuntimeState {
     /// The disk is served.
     Served,
     /// The disk is mounted, and its server is dead.
@@ -76,8 +76,8 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
         if let Some(place) = place_over_nbd(&folder) {
             remains.push(RuntimeRemains {
                 state: match ContainerLock::is_held(&place.folder) {
-                    Ok(false) => RuntimeState::Dead,
-                    _ => RuntimeState::Served,
+                    Ok(false) => FoundRuntimeState::Dead,
+                    _ => FoundRuntimeState::Served,
                 },
                 mount_points: place.mount_points(),
                 changed_ms: folder.symlink_metadata().ok().map(|found| found.mtime() * 1000),
@@ -96,9 +96,9 @@ pub(crate) fn runtime_remains(runtime: &Path) -> Vec<RuntimeRemains> {
         });
         remains.push(RuntimeRemains {
             state: match source {
-                Some(_) if dead.contains(&disk) => RuntimeState::Dead,
-                Some(_) => RuntimeState::Served,
-                None => RuntimeState::Unmounted,
+                Some(_) if dead.contains(&disk) => FoundRuntimeState::Dead,
+                Some(_) => FoundRuntimeState::Served,
+                None => FoundRuntimeState::Unmounted,
             },
             container: container.filter(|container| container.is_absolute()),
             mount_points: mount_points(&disk.join(DISK_FILE)),
@@ -171,7 +171,7 @@ mod tests {
 
     use holdfast_block::{LockOutcome, ManualClock, lock_file};
 
-    use super::{RuntimeState, clear_runtime_remains, runtime_remains};
+    use super::{FoundRuntimeState, clear_runtime_remains, runtime_remains};
 
     /// Notes of a pause once kept the folder from being deleted.
     #[test]
@@ -192,7 +192,7 @@ mod tests {
             .collect();
         assert_eq!(names, ["holdfast-container-1", "holdfast-mount-1"]);
         for remains in found {
-            assert_eq!(remains.state, RuntimeState::Unmounted);
+            assert_eq!(remains.state, FoundRuntimeState::Unmounted);
             clear_runtime_remains(&remains.folder, &ManualClock::new()).unwrap();
             assert!(!remains.folder.exists());
         }

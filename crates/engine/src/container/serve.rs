@@ -14,7 +14,7 @@ use holdfast_serve::fuse::MountEvents;
 use rustix::mount::{UnmountFlags, unmount};
 
 use super::attach::{FileSystemMount, FoundFileSystem, adopt_size, find_file_system, unmount_all};
-use super::control::{ControlClient, ControlRequest};
+use super::control::{ContainerControlRequest, ControlClient};
 use super::nbd::{NbdPlace, adopt_nbd_size, find_device, nbd_error, release_on_unmount};
 use super::place::{ContainerPlace, DISK_FILE};
 use crate::job::error::ContainerError;
@@ -216,7 +216,7 @@ fn forget_growth(place: &ContainerPlace) -> Result<()> {
     let mut properties = tree.properties().clone();
     properties.remove(GROW_PROPERTY);
     if let Some(mut client) = ControlClient::connect(place)? {
-        client.request(ControlRequest::SetProperties { properties })?;
+        client.request(ContainerControlRequest::SetProperties { properties })?;
     }
     Ok(())
 }

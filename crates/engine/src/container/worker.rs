@@ -16,7 +16,7 @@ use holdfast_serve::fuse::MountEvents;
 
 use super::attach::mount_points;
 use super::control::{
-    Consistency, ControlReply, ControlRequest, ControlResult, parse_request, read_request, send_reply,
+    Consistency, ContainerControlRequest, ControlReply, ControlResult, parse_request, read_request, send_reply,
 };
 use super::freezer::{Freezer, FreezerLauncher};
 use super::nbd::serve_over_nbd;
@@ -72,7 +72,7 @@ pub fn serve_container(request: ContainerWorkerRequest<'_>, job: Job<'_>, ready:
     let chain = LiveChain::open(&folder, LiveOptions::default()).map_err(|error| Error::from(error).on(&folder))?;
     let disk = Arc::new(CountedDisk::new(chain));
     let listener = listen(&request.place)?;
-    let server = ControlServer {
+    let server = ContainerControlServer {
         disk: Arc::clone(&disk),
         place: request.place,
         file: request.disk_folder.join(DISK_FILE),
@@ -117,7 +117,7 @@ fn listen(place: &ContainerPlace) -> Result<UnixListener> {
 }
 
 /// Executes the requests of clients in a worker.
-struct ControlServer<'a> {
+struct ContainerControlServer<'a> {
     disk: Arc<CountedDisk>,
     place: ContainerPlace,
     /// The disk as a file.
@@ -132,7 +132,7 @@ struct ControlServer<'a> {
     connection_count: AtomicUsize,
 }
 
-impl ControlServer<'_> {
+impl ContainerControlServer<'_> {
     fn accept<'scope>(&'scope self, listener: &UnixListener, scope: &'scope std::thread::Scope<'scope, '_>) {
         while !self.is_ended.load(Ordering::Acquire) {
             match listener.accept() {
@@ -170,10 +170,10 @@ impl ControlServer<'_> {
         send_reply(stream, &reply).ok();
     }
 
-    fn execute(&self, request: ControlRequest, stream: &UnixStream) -> Result<ControlResult> {
+    fn execute(&self, request: ContainerControlRequest, stream: &UnixStream) -> Result<ControlResult> {
         let chain = self.disk.chain();
         match request {
-            ControlRequest::Snapshot {
+            ContainerControlRequest::Snapshot {
                 name,
                 comment,
                 created_s,
@@ -191,22 +191,22 @@ impl ControlServer<'_> {
                 }
                 self.take_snapshot(new, consistency)
             }
-            ControlRequest::Delete { names } => {
+            ContainerControlRequest::Delete { names } => {
                 let tree = chain.tree();
                 let ids: std::result::Result<Vec<_>, _> = names.iter().map(|name| tree.find_snapshot(name)).collect();
                 chain.hide_snapshots(&ids?)?;
                 self.collapse(&Client { stream, server: self })
             }
-            ControlRequest::Collapse {} => self.collapse(&Client { stream, server: self }),
-            ControlRequest::Grow { size_bytes } => {
+            ContainerControlRequest::Collapse {} => self.collapse(&Client { stream, server: self }),
+            ContainerControlRequest::Grow { size_bytes } => {
                 chain.grow(size_bytes)?;
                 Ok(ControlResult::Grown {})
             }
-            ControlRequest::SetProperties { properties } => {
+            ContainerControlRequest::SetProperties { properties } => {
                 chain.set_properties(properties)?;
                 Ok(ControlResult::Stored {})
             }
-            ControlRequest::Status {} => Ok(self.disk.status()),
+            ContainerControlRequest::Status {} => Ok(self.disk.status()),
         }
     }
 
@@ -378,7 +378,7 @@ fn state_with<F>(freezer: Option<&F>) -> SnapshotState {
 /// A merge that a client has requested: it stops when the client closes the connection.
 struct Client<'a> {
     stream: &'a UnixStream,
-    server: &'a ControlServer<'a>,
+    server: &'a ContainerControlServer<'a>,
 }
 
 impl MergeObserver for Client<'_> {
@@ -395,7 +395,7 @@ impl MergeObserver for Client<'_> {
     }
 }
 
-struct Background<'a>(&'a ControlServer<'a>);
+struct Background<'a>(&'a ContainerControlServer<'a>);
 
 impl MergeObserver for Background<'_> {
     fn advanced(&self, _: &MergeProgress) -> Continue {

@@ -51,7 +51,7 @@ pub struct PackReport {
 pub fn pack_root(root: &Path, output: &mut dyn Write, options: PackRootOptions, job: Job<'_>) -> Result<PackReport> {
     job.progress.phase("packing files", Unit::Bytes);
     let mut account = Account::new(job);
-    let mut archive = ArchiveSink {
+    let mut archive = TreeArchiveSink {
         writer: TreeTarWriter::new(output),
         options,
         buffer: Vec::new(),
@@ -66,13 +66,13 @@ pub fn pack_root(root: &Path, output: &mut dyn Write, options: PackRootOptions, 
     })
 }
 
-struct ArchiveSink<W> {
+struct TreeArchiveSink<W> {
     writer: TreeTarWriter<W>,
     options: PackRootOptions,
     buffer: Vec<u8>,
 }
 
-impl<W: Write> ArchiveSink<W> {
+impl<W: Write> TreeArchiveSink<W> {
     /// Writes `length` bytes of `data`, or zeroes.
     fn copy(&mut self, length: u64, path: &[u8], data: Option<&mut dyn Read>, account: &mut Account<'_>) -> Result<()> {
         let mut data = data;
@@ -99,7 +99,7 @@ impl<W: Write> ArchiveSink<W> {
     }
 }
 
-impl<W: Write> EntrySink for ArchiveSink<W> {
+impl<W: Write> EntrySink for TreeArchiveSink<W> {
     fn entry(&mut self, entry: &TreeEntry, data: &mut dyn Read, account: &mut Account<'_>) -> Result<()> {
         let counts = &mut account.counts;
         match entry.kind {

@@ -13,7 +13,7 @@ use super::seen::{FindingKind, Repair, Seen, SeenContainer, SeenLayer, SeenPlace
 use super::{Action, DoctorRequest, Finding};
 use crate::capture::container::backup_layers;
 use crate::container::{
-    ContainerPlace, PARTIAL_ENDING, RuntimeRemains, RuntimeState, clear_runtime_remains, delete_snapshots,
+    ContainerPlace, FoundRuntimeState, PARTIAL_ENDING, RuntimeRemains, clear_runtime_remains, delete_snapshots,
     is_left_by_process, is_of_mount, runtime_remains, unmount_container,
 };
 use crate::job::Job;
@@ -41,10 +41,10 @@ pub(super) fn look(request: &DoctorRequest<'_>, seen: &mut Seen) {
         for remains in runtime_remains(&request.runtime).into_iter().filter(is_wanted) {
             folders.extend(remains.container.clone());
             match remains.state {
-                RuntimeState::Dead => seen.runtime_remains.push(remains),
+                FoundRuntimeState::Dead => seen.runtime_remains.push(remains),
                 // A process that begins has made the folder, and mounts the disk next.
-                RuntimeState::Unmounted if is_old(&remains) => seen.runtime_remains.push(remains),
-                RuntimeState::Unmounted | RuntimeState::Served => {}
+                FoundRuntimeState::Unmounted if is_old(&remains) => seen.runtime_remains.push(remains),
+                FoundRuntimeState::Unmounted | FoundRuntimeState::Served => {}
             }
         }
     }
@@ -134,7 +134,7 @@ fn of_runtime(remains: &RuntimeRemains) -> Finding {
         .as_ref()
         .map_or_else(|| folder.to_string(), |container| container.display().to_string());
     let (what, words) = match (&points[..], remains.state) {
-        ([], RuntimeState::Dead) => (
+        ([], FoundRuntimeState::Dead) => (
             format!("{whose}: the server of its disk was killed, and the disk is still mounted"),
             "unmount it",
         ),
@@ -305,7 +305,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::{
-        Action, ContainerLock, FindingKind, Repair, RuntimeRemains, RuntimeState, delete_unused, diagnose,
+        Action, ContainerLock, FindingKind, FoundRuntimeState, Repair, RuntimeRemains, delete_unused, diagnose,
         partial_containers,
     };
     use crate::doctor::seen::{Seen, SeenContainer, SeenLayer, SeenPlace, SeenRepository, UnneededSnapshot};
@@ -417,9 +417,9 @@ mod tests {
         };
         let seen = Seen {
             runtime_remains: vec![
-                remains(&["/mnt/web1"], RuntimeState::Dead),
-                remains(&[], RuntimeState::Dead),
-                remains(&[], RuntimeState::Unmounted),
+                remains(&["/mnt/web1"], FoundRuntimeState::Dead),
+                remains(&[], FoundRuntimeState::Dead),
+                remains(&[], FoundRuntimeState::Unmounted),
             ],
             ..Seen::default()
         };

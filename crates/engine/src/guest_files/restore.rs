@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use holdfast_block::is_zero;
 use holdfast_guest_files::{Error as ReadError, FileKind, FilePiece, Metadata, NodeId, PIECE_BYTES_MAX};
 
-use super::target::{AttributeLosses, FileEnd, FileIdentity, Owners, TargetConflicts, TargetFolder};
+use super::target::{AttributeLosses, FileEnd, Owners, TargetConflicts, TargetFileIdentity, TargetFolder};
 use super::walk::{UnreadableFile, VisitedDirectories, joined, sorted_entries};
 use super::{LocatedFiles, WalkDepth, walk_files};
 use crate::job::{Error, Job, Result, Unit};
@@ -167,7 +167,7 @@ struct TreeRestorer<'a, 'b> {
 struct SharedFile {
     /// The names of the folders, and its own name.
     path: Vec<Vec<u8>>,
-    identity: FileIdentity,
+    identity: TargetFileIdentity,
 }
 
 impl TreeRestorer<'_, '_> {
@@ -341,7 +341,7 @@ impl TreeRestorer<'_, '_> {
         node: NodeId,
         path: &[u8],
         metadata: &Metadata,
-    ) -> std::result::Result<FileIdentity, FileStop> {
+    ) -> std::result::Result<TargetFileIdentity, FileStop> {
         self.free(folder, name)?;
         self.number += 1;
         let file = folder.file(self.number)?;

@@ -55,12 +55,12 @@ pub(super) struct AttributeLosses {
 
 /// Which file of the host a file is, whatever its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct FileIdentity {
+pub(super) struct TargetFileIdentity {
     device: u64,
     inode: u64,
 }
 
-impl FileIdentity {
+impl TargetFileIdentity {
     fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev,
@@ -171,7 +171,7 @@ impl TargetFolder {
         link_name: &[u8],
         root: &Self,
         path: &[Vec<u8>],
-        identity: FileIdentity,
+        identity: TargetFileIdentity,
         conflicts: TargetConflicts,
     ) -> io::Result<()> {
         let (file_name, folders) = path.split_last().ok_or(io::ErrorKind::NotFound)?;
@@ -181,7 +181,7 @@ impl TargetFolder {
             folder = openat(&folder, name(folder_name), flags, Mode::empty())?;
         }
         let stat = rustix::fs::statat(&folder, name(file_name), AtFlags::SYMLINK_NOFOLLOW)?;
-        if FileIdentity::of(&stat) != identity {
+        if TargetFileIdentity::of(&stat) != identity {
             return Err(io::ErrorKind::NotFound.into());
         }
         if conflicts == TargetConflicts::Replace {
@@ -219,8 +219,8 @@ impl TargetFile<'_> {
     }
 
     /// Which file this is, whatever its name.
-    pub(super) fn identity(&self) -> io::Result<FileIdentity> {
-        Ok(FileIdentity::of(&fstat(&self.file)?))
+    pub(super) fn identity(&self) -> io::Result<TargetFileIdentity> {
+        Ok(TargetFileIdentity::of(&fstat(&self.file)?))
     }
 
     /// Completes the file: its length, owner, permissions, extended attributes and time, and then its name.

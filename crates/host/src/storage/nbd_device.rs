@@ -84,7 +84,7 @@ pub fn check_nbd() -> Result<()> {
 /// # Errors
 /// The user is not root, or the kernel has no NBD client or no free device.
 pub fn connect_nbd(request: &NbdRequest<'_>) -> Result<PathBuf> {
-    let mut message = Attributes::default();
+    let mut message = NetlinkAttributes::default();
     message.number(SIZE_BYTES, request.size_bytes);
     message.number(BLOCK_SIZE_BYTES, u64::from(request.sector_bytes));
     message.number(TIMEOUT_S, request.request_timeout.as_secs());
@@ -136,7 +136,7 @@ pub fn resize_nbd(device: &Path, backend: &str, size_bytes: u64) -> Result<()> {
 /// # Errors
 /// The device is not set up any more.
 pub fn disconnect_nbd(device: &Path) -> Result<()> {
-    let mut message = Attributes::default();
+    let mut message = NetlinkAttributes::default();
     message.index(device)?;
     NbdControl::open()?.request(DISCONNECT, &message).map(drop)
 }
@@ -179,8 +179,8 @@ fn invalid(reason: &'static str) -> Error {
 }
 
 /// The attributes that choose a device. The kernel refuses a device that shows something else meanwhile.
-fn attributes_of(device: &Path, backend: &str) -> Result<Attributes> {
-    let mut message = Attributes::default();
+fn attributes_of(device: &Path, backend: &str) -> Result<NetlinkAttributes> {
+    let mut message = NetlinkAttributes::default();
     message.index(device)?;
     message.text(BACKEND, backend);
     Ok(message)
@@ -188,9 +188,9 @@ fn attributes_of(device: &Path, backend: &str) -> Result<Attributes> {
 
 /// The attributes of a message: each has a length, a type and a value, padded to 4 bytes.
 #[derive(Default)]
-struct Attributes(Vec<u8>);
+struct NetlinkAttributes(Vec<u8>);
 
-impl Attributes {
+impl NetlinkAttributes {
     fn push(&mut self, kind: u16, value: &[u8]) {
         let length = ATTRIBUTE_HEADER_BYTES + value.len();
         let length = u16::try_from(length).unwrap_or(u16::MAX);
@@ -235,7 +235,7 @@ impl NbdControl {
     fn open() -> Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::GENERIC))?;
-        let mut message = Attributes::default();
+        let mut message = NetlinkAttributes::default();
         message.text(FAMILY_NAME, "nbd");
         let answer = exchange(&socket, CONTROL, GET_FAMILY, &message).map_err(|error| match error.kind() {
             ErrorKind::NotFound => Error::new(
@@ -250,12 +250,12 @@ impl NbdControl {
     }
 
     /// Sends a request. Returns the attributes of the answer, if there is one.
-    fn request(&self, command: u8, message: &Attributes) -> Result<Option<Vec<u8>>> {
+    fn request(&self, command: u8, message: &NetlinkAttributes) -> Result<Option<Vec<u8>>> {
         exchange(&self.socket, self.family, command, message)
     }
 }
 
-fn exchange(socket: impl AsFd, family: u16, command: u8, message: &Attributes) -> Result<Option<Vec<u8>>> {
+fn exchange(socket: impl AsFd, family: u16, command: u8, message: &NetlinkAttributes) -> Result<Option<Vec<u8>>> {
     let length = NETLINK_HEADER_BYTES + GENERIC_HEADER_BYTES + message.0.len();
     let length = u32::try_from(length).map_err(|_| invalid("the request is too long"))?;
     let mut request = length.to_ne_bytes().to_vec();
@@ -289,17 +289,17 @@ fn exchange(socket: impl AsFd, family: u16, command: u8, message: &Attributes) -
 }
 
 /// A netlink message without its header.
-struct Message<'a> {
+struct NetlinkMessage<'a> {
     kind: u16,
     body: &'a [u8],
 }
 
-fn next_message<'a>(rest: &mut &'a [u8]) -> Option<Message<'a>> {
+fn next_message<'a>(rest: &mut &'a [u8]) -> Option<NetlinkMessage<'a>> {
     let length = usize::try_from(u32_of(rest)?).ok()?;
     let kind = u16_of(rest.get(4..)?)?;
     let body = rest.get(NETLINK_HEADER_BYTES..length)?;
     *rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-    Some(Message { kind, body })
+    Some(NetlinkMessage { kind, body })
 }
 
 fn find_attribute(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
@@ -324,11 +324,11 @@ fn u32_of(bytes: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attributes, INDEX, SERVER_FLAGS, find_attribute, next_message, u32_of};
+    use super::{INDEX, NetlinkAttributes, SERVER_FLAGS, find_attribute, next_message, u32_of};
 
     #[test]
     fn attributes_are_found_behind_padded_ones() {
-        let mut message = Attributes::default();
+        let mut message = NetlinkAttributes::default();
         message.text(10, "web1");
         message.number(SERVER_FLAGS, 7);
         message.index("/dev/nbd12".as_ref()).unwrap();
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn cut_and_absurd_messages_end_the_search() {
-        let mut message = Attributes::default();
+        let mut message = NetlinkAttributes::default();
         message.number(INDEX, 5);
         for length in 0..message.0.len() {
             assert_eq!(find_attribute(&message.0[..length], 99), None);

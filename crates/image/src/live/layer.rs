@@ -6,7 +6,7 @@ use std::sync::Arc;
 use holdfast_block::{BlockDevice, ExtentList, Result as BlockResult, to_usize};
 
 use super::folder::ChainFolder;
-use super::reader::{LayerReader, LayerWriter, Piece};
+use super::reader::{LayerReader, LayerWriter, ReadPiece};
 use super::stack::Seam;
 use super::tree::TreeLayer;
 use crate::allocation_table::TableLayer;
@@ -36,7 +36,7 @@ impl<L: Layered> LayerReader for TablesReader<L> {
         self.0.disk_bytes()
     }
 
-    fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<Piece> {
+    fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<ReadPiece> {
         Ok(read_present(&self.0, buffer, offset)?)
     }
 
@@ -46,7 +46,7 @@ impl<L: Layered> LayerReader for TablesReader<L> {
 }
 
 /// Reads the start of a range from one layer.
-fn read_present(layer: &dyn Layered, buffer: &mut [u8], offset: u64) -> Result<Piece> {
+fn read_present(layer: &dyn Layered, buffer: &mut [u8], offset: u64) -> Result<ReadPiece> {
     let run = layer.run(offset, buffer.len() as u64)?;
     let length = to_usize(run.length);
     let piece = &mut buffer[..length];
@@ -56,7 +56,7 @@ fn read_present(layer: &dyn Layered, buffer: &mut [u8], offset: u64) -> Result<P
         MappedKind::Data { host } => layer.read_data(piece, host)?,
         MappedKind::Compressed(compressed) => layer.read_compressed(piece, offset, compressed)?,
     }
-    Ok(Piece {
+    Ok(ReadPiece {
         length,
         is_present: run.kind != MappedKind::Absent,
     })
@@ -67,7 +67,7 @@ impl LayerReader for TableMut {
         self.size_bytes()
     }
 
-    fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<Piece> {
+    fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<ReadPiece> {
         Ok(self.with_layer(|layer| read_present(layer, buffer, offset))?)
     }
 
@@ -81,7 +81,7 @@ impl LayerReader for Qcow2Mut {
         self.size_bytes()
     }
 
-    fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<Piece> {
+    fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<ReadPiece> {
         Ok(self.with_layer(|layer| read_present(layer, buffer, offset))?)
     }
 
@@ -98,9 +98,9 @@ macro_rules! raw_layer_reader {
                 self.size_bytes()
             }
 
-            fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<Piece> {
+            fn read_present(&self, buffer: &mut [u8], offset: u64) -> BlockResult<ReadPiece> {
                 self.read_at(buffer, offset)?;
-                Ok(Piece { length: buffer.len(), is_present: true })
+                Ok(ReadPiece { length: buffer.len(), is_present: true })
             }
 
             fn extents_alone(&self, range: Range<u64>, extent_count_max: usize) -> BlockResult<ExtentList> {

@@ -6,7 +6,7 @@ use holdfast_block::{BlockDeviceMut, ExtentList, Result};
 
 /// The start of a range in one layer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Piece {
+pub(crate) struct ReadPiece {
     pub(crate) length: usize,
     /// Whether the layer has it, so that it was read; otherwise the layers below have it.
     pub(crate) is_present: bool,
@@ -18,7 +18,7 @@ pub(crate) trait LayerReader: Send + Sync {
     fn layer_bytes(&self) -> u64;
 
     /// Reads the start of `buffer`, which is not empty and inside the layer.
-    fn read_present(&self, buffer: &mut [u8], offset: u64) -> Result<Piece>;
+    fn read_present(&self, buffer: &mut [u8], offset: u64) -> Result<ReadPiece>;
 
     /// Extents of this layer alone: absent ones are in the layers below.
     fn extents_alone(&self, range: Range<u64>, extent_count_max: usize) -> Result<ExtentList>;

@@ -216,7 +216,7 @@ impl Manifest {
 /// Decodes and checks the unsealed object of `snapshot`.
 pub(crate) fn decode_snapshot(bytes: &[u8], snapshot: SnapshotId) -> Result<SnapshotObject> {
     #[derive(Deserialize)]
-    struct Version {
+    struct ManifestVersion {
         format: u32,
     }
     let name = snapshot_name(snapshot);
@@ -224,7 +224,7 @@ pub(crate) fn decode_snapshot(bytes: &[u8], snapshot: SnapshotId) -> Result<Snap
         return Ok(SnapshotObject::Revoked);
     }
     let damaged = |error: serde_json::Error| Error::damaged(&name, error.column() as u64, error.to_string());
-    let version: Version = serde_json::from_slice(bytes).map_err(damaged)?;
+    let version: ManifestVersion = serde_json::from_slice(bytes).map_err(damaged)?;
     if version.format > FORMAT_VERSION {
         return Err(Error::FutureVersion {
             object: name,

@@ -6,16 +6,16 @@ use holdfast_block::hostile::Outcome;
 use holdfast_block::{BlockDeviceMut, MemoryDevice};
 
 use super::event::MountEvents;
-use super::session::{Answer, READ_BYTES_MAX, Session, SessionStart};
-use super::tree::{Directory, FileContent, FileTree, Owner, TreeEntry};
+use super::session::{FuseAnswer, FuseSession, READ_BYTES_MAX, SessionStart};
+use super::tree::{Directory, FileContent, FileOwner, FileTree, TreeEntry};
 use super::wire::{FileAccess, REPLY_HEADER_LENGTH};
 use crate::nbd::ExportDevice;
 
 const SIZE_BYTES: usize = 10_001;
 
-struct Memory;
+struct MemoryTree;
 
-impl FileContent for Memory {
+impl FileContent for MemoryTree {
     fn size_bytes(&self) -> u64 {
         SIZE_BYTES as u64
     }
@@ -46,9 +46,9 @@ impl MountEvents for NoEvents {
     }
 }
 
-fn session() -> Session {
+fn session() -> FuseSession {
     let file = TreeEntry::File {
-        content: Arc::new(Memory),
+        content: Arc::new(MemoryTree),
         modified_ms: 0,
     };
     let link = TreeEntry::Link {
@@ -59,9 +59,9 @@ fn session() -> Session {
     for (name, entry) in [("file", file), ("link", link)] {
         root.insert(name, entry).expect("a valid name");
     }
-    let owner = Owner { user: 0, group: 0 };
+    let owner = FileOwner { user: 0, group: 0 };
     let tree = Arc::new(FileTree::new(&root, owner));
-    Session::new(tree, Arc::new(NoEvents), SessionStart::New)
+    FuseSession::new(tree, Arc::new(NoEvents), SessionStart::New)
 }
 
 /// Messages, each after its length in two bytes, little-endian. A message beyond the end is cut off.
@@ -73,7 +73,7 @@ pub(crate) fn requests(bytes: &[u8]) -> Outcome {
         let length = usize::from(u16::from_le_bytes(*length)).min(after.len());
         let (message, after) = after.split_at(length);
         rest = after;
-        let Answer::Reply(header) = session.answer(message, &mut body) else {
+        let FuseAnswer::Reply(header) = session.answer(message, &mut body) else {
             continue;
         };
         let total = u32::from_ne_bytes(header[..4].try_into().expect("four bytes"));

@@ -21,5 +21,5 @@ mod wire;
 pub use event::MountEvents;
 pub use server::FuseServer;
 pub use session::{Negotiation, SessionStart};
-pub use tree::{Directory, FileContent, FileTree, InvalidName, Owner, TreeEntry};
+pub use tree::{Directory, FileContent, FileOwner, FileTree, InvalidName, TreeEntry};
 pub use wire::{FileAccess, NodeId};

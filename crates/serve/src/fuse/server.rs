@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::io::Errno;
 
 use super::event::MountEvents;
-use super::session::{Answer, Negotiation, Session, SessionStart};
+use super::session::{FuseAnswer, FuseSession, Negotiation, SessionStart};
 use super::tree::FileTree;
 use super::wire::{self, ParseError};
 use crate::{Error, Result};
@@ -19,12 +19,12 @@ const THREAD_COUNT: usize = 8;
 
 /// Serves a file tree as a mounted file system, until it is unmounted.
 pub struct FuseServer {
-    shared: Arc<Shared>,
+    shared: Arc<SharedServer>,
 }
 
-struct Shared {
+struct SharedServer {
     device: OwnedFd,
-    session: Session,
+    session: FuseSession,
     running_count: AtomicUsize,
 }
 
@@ -39,9 +39,9 @@ impl FuseServer {
         events: Arc<dyn MountEvents>,
         start: SessionStart,
     ) -> Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedServer {
             device,
-            session: Session::new(tree, events, start),
+            session: FuseSession::new(tree, events, start),
             running_count: AtomicUsize::new(0),
         });
         if let SessionStart::Successor { .. } = start {
@@ -78,7 +78,7 @@ impl FuseServer {
 }
 
 /// A running thread; it is counted until its end.
-struct ThreadSlot(Arc<Shared>);
+struct ThreadSlot(Arc<SharedServer>);
 
 impl Drop for ThreadSlot {
     fn drop(&mut self) {
@@ -86,7 +86,7 @@ impl Drop for ThreadSlot {
     }
 }
 
-impl Shared {
+impl SharedServer {
     fn run(&self) {
         // Not zero, so that each page exists. If this process is killed while the kernel copies a request to a page that
         // does not exist yet, the caller gets an input/output error, and no successor gets the request.
@@ -102,8 +102,8 @@ impl Shared {
             };
             let message = &request[..length];
             match self.answer(message, &mut body) {
-                Answer::Nothing => {}
-                Answer::Reply(header) => {
+                FuseAnswer::Nothing => {}
+                FuseAnswer::Reply(header) => {
                     let parts = [IoSlice::new(&header), IoSlice::new(&body)];
                     // ENOENT: the caller was interrupted, and the kernel has forgotten the request. If a reply is
                     // invalid, the kernel answers the caller with an error.
@@ -114,15 +114,15 @@ impl Shared {
     }
 
     /// Answers a message; a panic, which was reported already, becomes an input/output error.
-    fn answer(&self, message: &[u8], body: &mut Vec<u8>) -> Answer {
+    fn answer(&self, message: &[u8], body: &mut Vec<u8>) -> FuseAnswer {
         let answer = catch_unwind(AssertUnwindSafe(|| self.session.answer(message, body)));
         answer.unwrap_or_else(|_| {
             body.clear();
             match wire::parse(message) {
                 Ok((header, _)) | Err(ParseError::Invalid(header)) => {
-                    Answer::Reply(wire::reply_header(header.unique, 0, Errno::IO.raw_os_error()))
+                    FuseAnswer::Reply(wire::reply_header(header.unique, 0, Errno::IO.raw_os_error()))
                 }
-                Err(ParseError::NoHeader) => Answer::Nothing,
+                Err(ParseError::NoHeader) => FuseAnswer::Nothing,
             }
         })
     }

@@ -12,8 +12,8 @@ use super::event::MountEvents;
 use super::handles::Handles;
 use super::tree::FileTree;
 use super::wire::{
-    self, Agreement, Attributes, KernelOffer, Listing, ListingEntry, ListingForm, NodeId, ParseError,
-    REPLY_HEADER_LENGTH, ReadRange, Request, capability,
+    self, Agreement, Attributes, FuseRequest, KernelOffer, Listing, ListingEntry, ListingForm, NodeId, ParseError,
+    REPLY_HEADER_LENGTH, ReadRange, capability,
 };
 
 /// Limit of bytes that one read returns. The kernel sends larger reads in parts.
@@ -35,7 +35,7 @@ const VALID_SECONDS: u64 = 5;
 
 /// How a request is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum FuseAnswer {
     /// With this header, and the bytes in the buffer for the body.
     Reply([u8; REPLY_HEADER_LENGTH]),
     /// The kernel does not wait for a reply.
@@ -66,7 +66,7 @@ pub enum Negotiation {
 }
 
 /// The state of a mounted file system.
-pub(super) struct Session {
+pub(super) struct FuseSession {
     tree: Arc<FileTree>,
     handles: Handles,
     events: Arc<dyn MountEvents>,
@@ -79,7 +79,7 @@ pub(super) struct Session {
 /// Whether the body has the answer of a request.
 type Outcome = Result<(), Errno>;
 
-impl Session {
+impl FuseSession {
     pub(super) fn new(tree: Arc<FileTree>, events: Arc<dyn MountEvents>, start: SessionStart) -> Self {
         let (is_successor, predecessor_count) = match start {
             SessionStart::New => (false, 0),
@@ -123,9 +123,9 @@ impl Session {
     }
 
     /// Answers a message. `body` is reused for all replies of a thread; its old content has no meaning.
-    pub(super) fn answer(&self, message: &[u8], body: &mut Vec<u8>) -> Answer {
+    pub(super) fn answer(&self, message: &[u8], body: &mut Vec<u8>) -> FuseAnswer {
         let (header, outcome) = match wire::parse(message) {
-            Ok((_, Request::WithoutReply)) | Err(ParseError::NoHeader) => return Answer::Nothing,
+            Ok((_, FuseRequest::WithoutReply)) | Err(ParseError::NoHeader) => return FuseAnswer::Nothing,
             Ok((header, request)) => (header, self.execute(header.node, request, body)),
             Err(ParseError::Invalid(header)) => (header, Err(Errno::INVAL)),
         };
@@ -136,74 +136,74 @@ impl Session {
                 errno.raw_os_error()
             }
         };
-        Answer::Reply(wire::reply_header(header.unique, body.len(), error))
+        FuseAnswer::Reply(wire::reply_header(header.unique, body.len(), error))
     }
 
-    fn execute(&self, node: NodeId, request: Request<'_>, body: &mut Vec<u8>) -> Outcome {
-        if let Request::Init(offer) = request {
+    fn execute(&self, node: NodeId, request: FuseRequest<'_>, body: &mut Vec<u8>) -> Outcome {
+        if let FuseRequest::Init(offer) = request {
             return self.negotiate(&offer, body);
         }
         if !self.is_negotiated.load(Ordering::SeqCst) {
             return Err(Errno::IO);
         }
         match request {
-            Request::Init(_) | Request::WithoutReply => {}
-            Request::Nothing | Request::Destroy => body.clear(),
-            Request::Lookup { name } => {
+            FuseRequest::Init(_) | FuseRequest::WithoutReply => {}
+            FuseRequest::Nothing | FuseRequest::Destroy => body.clear(),
+            FuseRequest::Lookup { name } => {
                 let found = self.tree.lookup(node, name).ok_or(Errno::NOENT)?;
                 *body = wire::entry_reply(&found, VALID_SECONDS);
             }
-            Request::Attributes => *body = wire::attributes_reply(&self.attributes(node)?, VALID_SECONDS),
-            Request::ReadLink => {
+            FuseRequest::Attributes => *body = wire::attributes_reply(&self.attributes(node)?, VALID_SECONDS),
+            FuseRequest::ReadLink => {
                 let target = self.tree.link_target(node).ok_or(Errno::INVAL)?;
                 *body = target.as_os_str().as_bytes().to_vec();
             }
-            Request::Open => {
+            FuseRequest::Open => {
                 let opened = self.open(node)?;
                 *body = wire::open_reply(opened.handle, opened.flags);
             }
-            Request::Read(range) => self.read(node, range, body)?,
-            Request::Write(write) => {
+            FuseRequest::Read(range) => self.read(node, range, body)?,
+            FuseRequest::Write(write) => {
                 let length = self.write(node, &write)?;
                 *body = wire::write_reply(length);
             }
-            Request::Allocate(change) => {
+            FuseRequest::Allocate(change) => {
                 self.allocate(node, &change)?;
                 body.clear();
             }
-            Request::SetAttributes(change) => {
+            FuseRequest::SetAttributes(change) => {
                 let attributes = self.set_attributes(node, change)?;
                 *body = wire::attributes_reply(&attributes, VALID_SECONDS);
             }
-            Request::Sync(handle) => {
+            FuseRequest::Sync(handle) => {
                 self.sync(node, handle)?;
                 body.clear();
             }
-            Request::SyncAll => {
+            FuseRequest::SyncAll => {
                 self.sync_all()?;
                 body.clear();
             }
-            Request::Release(handle) => {
+            FuseRequest::Release(handle) => {
                 self.handles.close_file(handle);
                 body.clear();
             }
-            Request::OpenDirectory => {
+            FuseRequest::OpenDirectory => {
                 let entries = self.tree.list(node).ok_or(Errno::NOTDIR)?;
                 let handle = self.handles.open_listing(entries).ok_or(Errno::NFILE)?;
                 *body = wire::open_reply(handle, 0);
             }
-            Request::ReadDirectory { range, form } => *body = self.list(node, range, form)?,
-            Request::ReleaseDirectory(handle) => {
+            FuseRequest::ReadDirectory { range, form } => *body = self.list(node, range, form)?,
+            FuseRequest::ReleaseDirectory(handle) => {
                 self.handles.close_listing(handle);
                 body.clear();
             }
-            Request::Seek { handle, offset, target } => {
+            FuseRequest::Seek { handle, offset, target } => {
                 let found = self.seek(node, handle, offset, target)?;
                 *body = wire::seek_reply(found);
             }
-            Request::Statistics => *body = wire::statistics_reply(self.tree.file_bytes(), self.tree.node_count()),
-            Request::Change => return Err(Errno::ROFS),
-            Request::Unsupported => return Err(Errno::NOSYS),
+            FuseRequest::Statistics => *body = wire::statistics_reply(self.tree.file_bytes(), self.tree.node_count()),
+            FuseRequest::Change => return Err(Errno::ROFS),
+            FuseRequest::Unsupported => return Err(Errno::NOSYS),
         }
         Ok(())
     }

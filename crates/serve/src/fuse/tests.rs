@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex};
 use holdfast_block::{BlockDevice, BlockDeviceMut, Error as DeviceError, ExtentList, MemoryDevice};
 
 use super::event::MountEvents;
-use super::session::{Answer, Session, SessionStart};
-use super::tree::{Directory, FileContent, FileTree, Owner, TreeEntry};
+use super::session::{FuseAnswer, FuseSession, SessionStart};
+use super::tree::{Directory, FileContent, FileOwner, FileTree, TreeEntry};
 use super::wire::{FileAccess, NodeId};
 use crate::nbd::ExportDevice;
 
@@ -31,7 +31,7 @@ pub(super) const RELEASEDIR: u32 = 29;
 pub(super) const READDIRPLUS: u32 = 44;
 pub(super) const LSEEK: u32 = 46;
 
-pub(super) const OWNER: Owner = Owner { user: 1000, group: 100 };
+pub(super) const OWNER: FileOwner = FileOwner { user: 1000, group: 100 };
 pub(super) const TIME_MS: i64 = 1_700_000_000_250;
 
 /// A reply: its error number, and its body.
@@ -159,7 +159,7 @@ pub(super) fn sample() -> Directory {
 
 /// A session and its reports.
 pub(super) struct World {
-    pub(super) session: Session,
+    pub(super) session: FuseSession,
     pub(super) tree: Arc<FileTree>,
     pub(super) reports: Arc<Reports>,
 }
@@ -174,7 +174,7 @@ impl World {
         let tree = Arc::new(FileTree::new(root, OWNER));
         let reports = Arc::new(Reports::default());
         Self {
-            session: Session::new(Arc::clone(&tree), Arc::clone(&reports) as Arc<dyn MountEvents>, start),
+            session: FuseSession::new(Arc::clone(&tree), Arc::clone(&reports) as Arc<dyn MountEvents>, start),
             tree,
             reports,
         }
@@ -196,8 +196,8 @@ impl World {
         // A reused buffer has the body of an earlier reply.
         let mut body = vec![0xee; 40];
         match self.session.answer(message, &mut body) {
-            Answer::Nothing => None,
-            Answer::Reply(header) => {
+            FuseAnswer::Nothing => None,
+            FuseAnswer::Reply(header) => {
                 let number = |at: usize| u32::from_ne_bytes(header[at..at + 4].try_into().unwrap());
                 assert_eq!(number(0) as usize, 16 + body.len());
                 assert_eq!(header[8..16], message[8..16]);

@@ -139,7 +139,7 @@ struct Nodes {
 
 /// Owner of all files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Owner {
+pub struct FileOwner {
     /// The user.
     pub user: u32,
     /// The group.
@@ -148,7 +148,7 @@ pub struct Owner {
 
 /// The files of a file system.
 pub struct FileTree {
-    owner: Owner,
+    owner: FileOwner,
     nodes: RwLock<Nodes>,
     use_count: AtomicU64,
 }
@@ -163,7 +163,7 @@ pub(super) struct ListedEntry {
 
 impl FileTree {
     /// A file system with these files.
-    pub fn new(root: &Directory, owner: Owner) -> Self {
+    pub fn new(root: &Directory, owner: FileOwner) -> Self {
         let tree = Self {
             owner,
             nodes: RwLock::default(),
@@ -265,7 +265,7 @@ impl FileTree {
 }
 
 impl Nodes {
-    fn attributes(&self, id: NodeId, owner: Owner) -> Option<Attributes> {
+    fn attributes(&self, id: NodeId, owner: FileOwner) -> Option<Attributes> {
         let node = self.by_id.get(&id)?;
         let (size_bytes, link_count) = match &node.kind {
             NodeKind::File(content) => (content.size_bytes(), 1),

@@ -17,8 +17,8 @@ pub(super) use reply::{
     resend_notification, seek_reply, statistics_reply, write_reply,
 };
 pub(super) use request::{
-    AttributeChange, KernelOffer, ListingForm, ParseError, ReadRange, Request, SeekTarget, SpaceChange, WriteRequest,
-    parse,
+    AttributeChange, FuseRequest, KernelOffer, ListingForm, ParseError, ReadRange, SeekTarget, SpaceChange,
+    WriteRequest, parse,
 };
 
 /// Version of the protocol that this server uses. Kernels since 7.23 (Linux 3.15) understand its replies.

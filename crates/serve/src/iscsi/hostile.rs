@@ -14,7 +14,7 @@ use super::login::{
 use super::nexus::{InitiatorPort, Nexus};
 use super::pdu::{Digest, Digests, Header, NO_TAG, Parsed, parse};
 use super::scsi::{LogicalUnit, UnitOptions};
-use super::session::{Directory, Exchange, Queued, SessionInfo, Step, TargetSession};
+use super::session::{Exchange, Queued, SessionInfo, Step, TargetDirectory, TargetSession};
 use super::target::{InitiatorAccess, Target};
 use super::target_set::TargetSet;
 use super::text;
@@ -168,7 +168,7 @@ impl SessionDriver {
             target: targets.list().first().cloned(),
         });
         let exchange = Arc::new(Exchange::new(first_numbers()));
-        let directory = Directory {
+        let directory = TargetDirectory {
             targets,
             portal: "127.0.0.1:3260".to_owned(),
         };

@@ -62,7 +62,7 @@ pub(crate) struct TargetSession {
     pub(crate) exchange: Arc<Exchange>,
     parameters: Parameters,
     connection_id: u16,
-    directory: Directory,
+    directory: TargetDirectory,
     tasks: BTreeMap<u32, PendingTask>,
     /// Commands that wait for memory, in their order.
     starved: VecDeque<u32>,
@@ -75,7 +75,7 @@ pub(crate) struct TargetSession {
 
 /// The data for lists of targets.
 #[derive(Debug, Clone)]
-pub(crate) struct Directory {
+pub(crate) struct TargetDirectory {
     pub(crate) targets: Arc<TargetSet>,
     /// Address and port at which the initiator has connected.
     pub(crate) portal: String,
@@ -87,7 +87,7 @@ impl TargetSession {
         exchange: Arc<Exchange>,
         parameters: Parameters,
         connection_id: u16,
-        directory: Directory,
+        directory: TargetDirectory,
     ) -> Self {
         Self {
             info,

@@ -64,13 +64,13 @@ pub(super) struct DescriptorTable {
     pub(super) descriptor_count: u16,
 }
 
-struct Descriptor {
+struct RingDescriptor {
     segment: Segment,
     flags: u16,
     next: u16,
 }
 
-impl Descriptor {
+impl RingDescriptor {
     #[expect(clippy::many_single_char_names, reason = "a name for each byte of a layout")]
     fn parse(bytes: [u8; DESCRIPTOR_BYTES]) -> Self {
         let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p] = bytes;
@@ -110,7 +110,7 @@ pub(super) fn follow(
         }
         let offset = u64::from(index) * DESCRIPTOR_BYTES as u64;
         let address = table.address.checked_add(offset).ok_or(ChainError::OutsideMemory)?;
-        let descriptor = Descriptor::parse(load(address).ok_or(ChainError::OutsideMemory)?);
+        let descriptor = RingDescriptor::parse(load(address).ok_or(ChainError::OutsideMemory)?);
         if descriptor.flags & IS_INDIRECT != 0 {
             // "The driver MUST NOT set both VIRTQ_DESC_F_INDIRECT and VIRTQ_DESC_F_NEXT". Descriptors before the table
             // are legal.

@@ -43,7 +43,7 @@ pub(super) mod features {
 
 /// Size of the logical blocks that a guest sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum SectorSize {
+pub enum VhostSectorSize {
     /// 512 bytes.
     #[default]
     Bytes512,
@@ -51,7 +51,7 @@ pub enum SectorSize {
     Bytes4096,
 }
 
-impl SectorSize {
+impl VhostSectorSize {
     /// The size in bytes.
     pub fn bytes(self) -> u32 {
         match self {
@@ -80,7 +80,7 @@ pub(super) enum WriteCache {
 pub(super) struct DiskProperties {
     /// Size in bytes; a multiple of the sector size.
     pub(super) size_bytes: u64,
-    pub(super) sector_size: SectorSize,
+    pub(super) sector_size: VhostSectorSize,
     /// Bytes that the device writes efficiently; a power of two.
     pub(super) block_size_bytes: u32,
     pub(super) access: GuestAccess,
@@ -157,11 +157,11 @@ impl DiskProperties {
 
 #[cfg(test)]
 mod tests {
-    use super::{DiskProperties, GuestAccess, SPACE_BYTES, SectorSize, WriteCache, features};
+    use super::{DiskProperties, GuestAccess, SPACE_BYTES, VhostSectorSize, WriteCache, features};
 
     const DISK: DiskProperties = DiskProperties {
         size_bytes: 8 << 30,
-        sector_size: SectorSize::Bytes512,
+        sector_size: VhostSectorSize::Bytes512,
         block_size_bytes: 4096,
         access: GuestAccess::Writable,
         queue_count: 4,
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn large_sectors_have_no_physical_exponent() {
         let disk = DiskProperties {
-            sector_size: SectorSize::Bytes4096,
+            sector_size: VhostSectorSize::Bytes4096,
             ..DISK
         };
         let space = disk.space(WriteCache::WriteThrough, 0, 60).unwrap();

@@ -11,7 +11,7 @@ use super::config::WriteCache;
 use super::export::VhostUserExport;
 use super::memory::{GuestMap, NoMemory};
 use super::request::{
-    Action, FreedSpace, HEADER_BYTES, Payload, RANGES_BYTES_MAX, RequestParts, Status, ZeroedRange, action_of,
+    Action, FreedSpace, HEADER_BYTES, Payload, RANGES_BYTES_MAX, RequestParts, RequestStatus, ZeroedRange, action_of,
     payload_of,
 };
 use crate::server::dispatch::{Work, WorkClass};
@@ -28,7 +28,7 @@ pub(super) struct DiskRequest {
     pub(super) head: u16,
     memory: Arc<GuestMap>,
     chain: Chain,
-    action: Result<Action, Status>,
+    action: Result<Action, RequestStatus>,
 }
 
 /// The end of a request.
@@ -44,18 +44,18 @@ pub(super) struct Executed {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NoStatus;
 
-enum Failure {
+enum RequestFailure {
     Device(DeviceError),
     Guest,
 }
 
-impl From<DeviceError> for Failure {
+impl From<DeviceError> for RequestFailure {
     fn from(error: DeviceError) -> Self {
         Self::Device(error)
     }
 }
 
-impl From<NoMemory> for Failure {
+impl From<NoMemory> for RequestFailure {
     fn from(_: NoMemory) -> Self {
         Self::Guest
     }
@@ -84,11 +84,11 @@ impl DiskRequest {
         expected_bytes: u64,
         memory: &GuestMap,
         export: &VhostUserExport,
-    ) -> Result<Action, Status> {
+    ) -> Result<Action, RequestStatus> {
         let mut header = [0; HEADER_BYTES];
         let readable = byte_count(&chain.readable);
-        let sent_bytes = readable.checked_sub(HEADER_BYTES as u64).ok_or(Status::Failed)?;
-        let failed = |_| Status::Failed;
+        let sent_bytes = readable.checked_sub(HEADER_BYTES as u64).ok_or(RequestStatus::Failed)?;
+        let failed = |_| RequestStatus::Failed;
         memory.gather(&chain.readable, 0, &mut header).map_err(failed)?;
         let mut payload = Vec::new();
         if payload_of(header) == Payload::Ranges && sent_bytes <= RANGES_BYTES_MAX {
@@ -137,13 +137,13 @@ impl DiskRequest {
         let done = catch_unwind(AssertUnwindSafe(|| self.act(export, cache, piece)));
         let done = done.unwrap_or_else(|_| {
             let error = std::io::Error::other("the device of the disk panicked");
-            Err(Failure::Device(DeviceError::layer(error)))
+            Err(RequestFailure::Device(DeviceError::layer(error)))
         });
         let (status, data_bytes, error) = match (&self.action, done) {
             (Err(status), _) => (*status, 0, None),
-            (Ok(_), Ok(bytes)) => (Status::Success, bytes, None),
-            (Ok(_), Err(Failure::Guest)) => (Status::Failed, 0, None),
-            (Ok(_), Err(Failure::Device(error))) => (Status::Failed, 0, Some(error)),
+            (Ok(_), Ok(bytes)) => (RequestStatus::Success, bytes, None),
+            (Ok(_), Err(RequestFailure::Guest)) => (RequestStatus::Failed, 0, None),
+            (Ok(_), Err(RequestFailure::Device(error))) => (RequestStatus::Failed, 0, Some(error)),
         };
         let place = byte_count(&self.chain.writable).saturating_sub(1);
         let written = self.memory.scatter(&self.chain.writable, place, &[status.byte()]);
@@ -155,7 +155,7 @@ impl DiskRequest {
     }
 
     /// Acts on the device. Returns the number of bytes that were written to the guest.
-    fn act(&self, export: &VhostUserExport, cache: WriteCache, piece: &mut [u8]) -> Result<u64, Failure> {
+    fn act(&self, export: &VhostUserExport, cache: WriteCache, piece: &mut [u8]) -> Result<u64, RequestFailure> {
         let Ok(action) = &self.action else {
             return Ok(0);
         };
@@ -185,7 +185,7 @@ impl DiskRequest {
         Ok(0)
     }
 
-    fn read(&self, range: &Range<u64>, export: &VhostUserExport, piece: &mut [u8]) -> Result<u64, Failure> {
+    fn read(&self, range: &Range<u64>, export: &VhostUserExport, piece: &mut [u8]) -> Result<u64, RequestFailure> {
         let device = export.device.reader();
         for (offset, length) in pieces(range, piece.len()) {
             let bytes = piece.get_mut(..length).unwrap_or_default();
@@ -195,7 +195,7 @@ impl DiskRequest {
         Ok(range.end - range.start)
     }
 
-    fn write(&self, range: &Range<u64>, device: &dyn BlockDeviceMut, piece: &mut [u8]) -> Result<(), Failure> {
+    fn write(&self, range: &Range<u64>, device: &dyn BlockDeviceMut, piece: &mut [u8]) -> Result<(), RequestFailure> {
         for (offset, length) in pieces(range, piece.len()) {
             let bytes = piece.get_mut(..length).unwrap_or_default();
             let place = HEADER_BYTES as u64 + (offset - range.start);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::config::{DiskProperties, GuestAccess, QUEUE_COUNT_MAX, SectorSize};
+use super::config::{DiskProperties, GuestAccess, QUEUE_COUNT_MAX, VhostSectorSize};
 use super::request::SERIAL_BYTES;
 use crate::registry::RegisteredExport;
 use crate::server::export_device::ExportDevice;
@@ -29,7 +29,7 @@ pub struct VhostUserExportOptions {
     /// The serial number that the guest sees; at most 20 bytes of it.
     pub serial: String,
     /// The size of logical blocks.
-    pub sector_size: SectorSize,
+    pub sector_size: VhostSectorSize,
     /// The largest number of queues that a front end can use, at most [`QUEUE_COUNT_MAX`].
     pub queue_count: u16,
     /// What becomes of accepted writes.
@@ -42,7 +42,7 @@ impl VhostUserExportOptions {
         Self {
             name: name.into(),
             serial: String::new(),
-            sector_size: SectorSize::default(),
+            sector_size: VhostSectorSize::default(),
             queue_count: 64,
             accepted_writes: AcceptedWrites::NeedFlush,
         }

@@ -25,13 +25,13 @@ const WRITE_ZEROES: u32 = 13;
 
 /// The result of a request, as the guest sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Status {
+pub(super) enum RequestStatus {
     Success,
     Failed,
     Unsupported,
 }
 
-impl Status {
+impl RequestStatus {
     pub(super) fn byte(self) -> u8 {
         match self {
             Self::Success => 0,
@@ -106,7 +106,7 @@ fn fields(header: [u8; HEADER_BYTES]) -> (u32, u64) {
 }
 
 /// Checks a request.
-pub(super) fn action_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Result<Action, Status> {
+pub(super) fn action_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Result<Action, RequestStatus> {
     let (kind, sector) = fields(parts.header);
     match kind {
         IN if parts.sent_bytes == 0 => range_of(sector, parts.expected_bytes, disk).map(Action::Read),
@@ -122,7 +122,7 @@ pub(super) fn action_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Resu
                 0 => Ok(range),
                 // "The device MUST set the status byte to VIRTIO_BLK_S_UNSUPP for discard commands if the unmap flag is
                 // set", and for unknown flags.
-                _ => Err(Status::Unsupported),
+                _ => Err(RequestStatus::Unsupported),
             });
             discarded.collect::<Result<_, _>>().map(Action::Discard)
         }
@@ -137,52 +137,52 @@ pub(super) fn action_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Resu
                     range,
                     space: FreedSpace::MayBeReleased,
                 }),
-                _ => Err(Status::Unsupported),
+                _ => Err(RequestStatus::Unsupported),
             });
             zeroed.collect::<Result<_, _>>().map(Action::WriteZeroes)
         }
-        IN | OUT => Err(Status::Failed),
-        _ => Err(Status::Unsupported),
+        IN | OUT => Err(RequestStatus::Failed),
+        _ => Err(RequestStatus::Unsupported),
     }
 }
 
-fn require_writable(disk: &DiskProperties) -> Result<(), Status> {
+fn require_writable(disk: &DiskProperties) -> Result<(), RequestStatus> {
     match disk.access {
         GuestAccess::Writable => Ok(()),
-        GuestAccess::ReadOnly => Err(Status::Failed),
+        GuestAccess::ReadOnly => Err(RequestStatus::Failed),
     }
 }
 
 /// The bytes of a read or write.
-fn range_of(sector: u64, length: u64, disk: &DiskProperties) -> Result<Range<u64>, Status> {
+fn range_of(sector: u64, length: u64, disk: &DiskProperties) -> Result<Range<u64>, RequestStatus> {
     if length > TRANSFER_BYTES_MAX {
-        return Err(Status::Failed);
+        return Err(RequestStatus::Failed);
     }
     aligned_range(sector, length, disk)
 }
 
-fn aligned_range(sector: u64, length: u64, disk: &DiskProperties) -> Result<Range<u64>, Status> {
+fn aligned_range(sector: u64, length: u64, disk: &DiskProperties) -> Result<Range<u64>, RequestStatus> {
     let sector_size = u64::from(disk.sector_size.bytes());
-    let start = sector.checked_mul(SECTOR_BYTES).ok_or(Status::Failed)?;
-    let end = start.checked_add(length).ok_or(Status::Failed)?;
+    let start = sector.checked_mul(SECTOR_BYTES).ok_or(RequestStatus::Failed)?;
+    let end = start.checked_add(length).ok_or(RequestStatus::Failed)?;
     let is_aligned = start.is_multiple_of(sector_size) && length.is_multiple_of(sector_size);
     if is_aligned && end <= disk.size_bytes {
         Ok(start..end)
     } else {
-        Err(Status::Failed)
+        Err(RequestStatus::Failed)
     }
 }
 
 /// The ranges of a request and their flags.
 #[expect(clippy::many_single_char_names, reason = "a name for each byte of a layout")]
-fn ranges_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Result<Vec<(Range<u64>, u32)>, Status> {
+fn ranges_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Result<Vec<(Range<u64>, u32)>, RequestStatus> {
     require_writable(disk)?;
     let is_complete = parts.payload.len() as u64 == parts.sent_bytes;
     let is_valid = parts.sent_bytes > 0
         && parts.sent_bytes <= RANGES_BYTES_MAX
         && parts.sent_bytes.is_multiple_of(RANGE_BYTES as u64);
     if !is_complete || !is_valid || parts.expected_bytes > 0 {
-        return Err(Status::Failed);
+        return Err(RequestStatus::Failed);
     }
     let (ranges, _) = parts.payload.as_chunks::<{ RANGE_BYTES }>();
     let parse = |range: &[u8; RANGE_BYTES]| {
@@ -191,7 +191,7 @@ fn ranges_of(parts: &RequestParts<'_>, disk: &DiskProperties) -> Result<Vec<(Ran
         let count = u32::from_le_bytes([i, j, k, l]);
         let flags = u32::from_le_bytes([m, n, o, p]);
         if count > RANGE_SECTOR_COUNT_MAX {
-            return Err(Status::Failed);
+            return Err(RequestStatus::Failed);
         }
         Ok((aligned_range(sector, u64::from(count) * SECTOR_BYTES, disk)?, flags))
     };

@@ -223,7 +223,7 @@ fn queue_of(place: RingPlace, features: RingFeatures, memory: &GuestMap) -> Resu
 
 /// Whether other requests were available when one was taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Waiting {
+enum RingWait {
     None,
     Some,
 }
@@ -268,7 +268,7 @@ impl Ring {
             if self.is_enabled.load(Ordering::Acquire) {
                 let _busy = Busy::new(&self.context.load);
                 for head in repeated.by_ref() {
-                    self.handle(*head, Waiting::None, piece)?;
+                    self.handle(*head, RingWait::None, piece)?;
                 }
                 self.take_all(piece)?;
             }
@@ -333,7 +333,7 @@ impl Ring {
     }
 
     /// Takes the next available request: the index of its first descriptor.
-    fn take(&self, memory: &GuestMap) -> Result<Option<(u16, Waiting)>, RingFailure> {
+    fn take(&self, memory: &GuestMap) -> Result<Option<(u16, RingWait)>, RingFailure> {
         let mut state = self.lock();
         let taken = state
             .queue
@@ -351,15 +351,15 @@ impl Ring {
         }
         let available = state.queue.avail_idx(memory.memory(), Ordering::Acquire)?;
         let waiting = if available.0 == state.queue.next_avail() {
-            Waiting::None
+            RingWait::None
         } else {
-            Waiting::Some
+            RingWait::Some
         };
         Ok(Some((head, waiting)))
     }
 
     /// Executes a request, or gives it to a worker.
-    fn handle(self: &Arc<Self>, head: u16, waiting: Waiting, piece: &mut [u8]) -> Result<(), RingFailure> {
+    fn handle(self: &Arc<Self>, head: u16, waiting: RingWait, piece: &mut [u8]) -> Result<(), RingFailure> {
         let memory = self.context.memory.get();
         let chain = follow(self.table, head, self.features.indirect, &load_descriptor(&memory));
         let request = match chain {
@@ -381,7 +381,7 @@ impl Ring {
         };
         let work = request.work();
         let dispatch = work.map_or(Dispatch::Inline, |work| self.context.policy.choose(work.class));
-        let is_parallel = waiting == Waiting::Some && work.is_some_and(|work| work.bytes >= PARALLEL_BYTES);
+        let is_parallel = waiting == RingWait::Some && work.is_some_and(|work| work.bytes >= PARALLEL_BYTES);
         match dispatch {
             Dispatch::Inline if is_parallel => {
                 self.delegate(request, work, PIECE_BYTES);

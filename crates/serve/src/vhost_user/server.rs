@@ -15,7 +15,7 @@ use super::inflight::ServerNumber;
 use super::load::Load;
 use super::memory::SharedMemory;
 use super::ring::RingContext;
-use super::session::{Session, SessionFailure};
+use super::session::{SessionFailure, VhostSession};
 use crate::Result;
 use crate::registry::{ClientEnding, ClientEntry, ClientHandle, ClientProtocol};
 use crate::server::client::{ConnectedClient, ServerCore};
@@ -256,7 +256,7 @@ impl ServedDisk {
 
     /// Handles the messages of a front end until it is gone, and completes its requests.
     fn converse(&self, client: &FrontEnd) -> FrontEndGone {
-        let session = Arc::new(Mutex::new(Session::new(Arc::new(self.context(client)))));
+        let session = Arc::new(Mutex::new(VhostSession::new(Arc::new(self.context(client)))));
         let reason = match client.stream.duplicate() {
             Err(error) => FrontEndGone::Io(error),
             Ok(socket) => self.handle_messages(client, &session, UnixStream::from(socket)),
@@ -273,7 +273,12 @@ impl ServedDisk {
         reason
     }
 
-    fn handle_messages(&self, client: &FrontEnd, session: &Arc<Mutex<Session>>, socket: UnixStream) -> FrontEndGone {
+    fn handle_messages(
+        &self,
+        client: &FrontEnd,
+        session: &Arc<Mutex<VhostSession>>,
+        socket: UnixStream,
+    ) -> FrontEndGone {
         let mut handler = BackendReqHandler::from_stream(socket, Arc::clone(session));
         let handshake_end = self.core.clock.now() + self.core.limits().handshake;
         loop {

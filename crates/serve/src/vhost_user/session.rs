@@ -32,7 +32,7 @@ pub(super) enum SessionFailure {
 }
 
 /// The state of a connection.
-pub(super) struct Session {
+pub(super) struct VhostSession {
     context: Arc<RingContext>,
     map: GuestMap,
     accepted_features: u64,
@@ -88,7 +88,7 @@ impl RingSlot {
     }
 }
 
-impl Session {
+impl VhostSession {
     pub(super) fn new(context: Arc<RingContext>) -> Self {
         let queue_count = usize::from(context.export.disk.queue_count);
         Self {
@@ -226,7 +226,7 @@ impl Session {
     }
 }
 
-impl VhostUserBackendReqHandlerMut for Session {
+impl VhostUserBackendReqHandlerMut for VhostSession {
     fn set_owner(&mut self) -> Result<()> {
         self.has_entered = true;
         Ok(())

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileDevice, IoMode, for_each_extent};
-use holdfast_engine::{ContainerPlace, HeldContainer, HoldContainerRequest, SnapshotState, container_state};
+use holdfast_engine::{ContainerHold, ContainerPlace, HoldContainerRequest, SnapshotState, container_state};
 use holdfast_host::LineProcess;
 use holdfast_image::{CONTAINER_FILE, Format, OpenOptions};
 use holdfast_live_copy::{
@@ -174,7 +174,7 @@ impl LiveCopyArgs {
         }
         let in_container = place.folder.join(CONTAINER_FILE);
         let _noted = note_places([in_container.as_path()], context);
-        let held = context.work(1, |job| HeldContainer::hold(&request, job))?;
+        let held = context.work(1, |job| ContainerHold::hold(&request, job))?;
         warn_of_freeze(held.taken(), context);
         let consistency = match held.taken().state {
             SnapshotState::Unmounted => SourceConsistency::AtRest,

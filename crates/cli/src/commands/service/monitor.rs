@@ -32,7 +32,7 @@ verbs! {
         /// Check that the datasets of a policy have recent snapshots
         ///
         /// Prints one line, as sanoid --monitor-snapshots does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
-        "snapshots" => Snapshots(SnapshotsArgs),
+        "snapshots" => Snapshots(CheckSnapshotsArgs),
         /// Check that the pools of a policy are healthy
         ///
         /// Prints one line, as sanoid --monitor-health does. Exit codes are those of Nagios: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN.
@@ -52,7 +52,7 @@ verbs! {
 
 /// Arguments of `monitor snapshots`.
 #[derive(Debug, clap::Args)]
-struct SnapshotsArgs {
+struct CheckSnapshotsArgs {
     #[command(flatten)]
     watch: WatchArgs,
 }
@@ -106,7 +106,7 @@ impl Verb for MonitorArgs {
     }
 }
 
-impl Verb for SnapshotsArgs {
+impl Verb for CheckSnapshotsArgs {
     const EXAMPLES: &'static [Example] = &[Example {
         wish: "See whether all datasets have fresh snapshots",
         line: "holdfast monitor snapshots /etc/sanoid/sanoid.conf",

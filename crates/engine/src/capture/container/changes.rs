@@ -15,13 +15,13 @@ const GRANULARITY_BYTES_MIN: u64 = 4096;
 
 /// The layer that a backup is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Base {
+pub(super) enum ChangesBase {
     Layer(ImageId),
     /// There is none, for this reason.
     None(String),
 }
 
-impl Base {
+impl ChangesBase {
     /// The layer of `parent`, if it is among `chain`: the layers that the disk consists of now.
     pub(super) fn find(parent: Option<&Manifest>, container: &str, chain: &[ImageId], tree: &ContainerTree) -> Self {
         let none = |reason: &str| Self::None(reason.to_owned());

@@ -8,7 +8,7 @@ use holdfast_block::error_text;
 use holdfast_image::{ContainerTree, ImageId, PointInTime, SnapshotEntry};
 use jiff::Timestamp;
 
-use super::changes::{Base, NotedLayer, changed_ranges};
+use super::changes::{ChangesBase, NotedLayer, changed_ranges};
 use super::{
     ContainerCapture, ContainerChange, ContainerConfiguration, ContainerReading, DISK, METHOD, consistency_of,
 };
@@ -177,9 +177,9 @@ impl ContainerCapture<'_> {
             .map(|layer| layer.id)
             .collect();
         let parent = self.parent();
-        let (changed, change) = match Base::find(parent, &self.request.place.id, &chain, &held.tree) {
-            Base::None(reason) => (None, ContainerChange::Everything(reason)),
-            Base::Layer(base) => {
+        let (changed, change) = match ChangesBase::find(parent, &self.request.place.id, &chain, &held.tree) {
+            ChangesBase::None(reason) => (None, ContainerChange::Everything(reason)),
+            ChangesBase::Layer(base) => {
                 let known = parent.and_then(|parent| parent.disk(Some(DISK)).ok());
                 let known_bytes = known.map_or(0, |disk| disk.size_bytes);
                 match changed_ranges(point, base, known_bytes)? {

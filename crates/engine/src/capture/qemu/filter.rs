@@ -5,7 +5,7 @@ use std::fs::File;
 use holdfast_host::qemu::PausePolicy;
 use jiff::Timestamp;
 
-use super::frozen::{Freezer, FrozenMachine};
+use super::frozen::{FrozenMachine, GuestFreezer};
 use super::noted_run::NotedRun;
 use super::proof::NextBitmap;
 use super::{HeldMachine, MachineReading, Method, PointOfDisks, QemuCapture, ReadyDisk, notes_of};
@@ -16,7 +16,7 @@ use crate::machine::state::streams::FirmwareState;
 
 /// A machine whose disks are frozen by filters.
 pub(crate) struct HeldByFilters<'h> {
-    freezer: Freezer<'h>,
+    freezer: GuestFreezer<'h>,
     frozen: FrozenMachine<'h>,
     note: NotedRun<'h>,
     reason: String,

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 
 use super::changes::{Changes, ReadAll};
 use super::disk_format::format_of;
-use super::frozen::{Freezer, FrozenMachine};
+use super::frozen::{FrozenMachine, GuestFreezer};
 use super::method::{Method, overlay_of};
 use super::noted_run::NotedRun;
 use super::supervisor::{CopySpace, Load, Supervisor, SupervisorReport};
@@ -267,7 +267,7 @@ impl QemuCapture<'_> {
     /// Freezes the machine; `within` is called at the point in time.
     fn freeze_with<'s>(
         &'s self,
-        freezer: &Freezer<'s>,
+        freezer: &GuestFreezer<'s>,
         method: Method,
         within: &mut dyn FnMut(),
     ) -> Result<(FrozenMachine<'s>, NotedRun<'s>)> {

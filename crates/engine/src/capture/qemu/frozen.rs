@@ -36,7 +36,7 @@ use crate::machine::watchdog::Guard;
 const PAUSE_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Freezes disks, and cleans up.
-pub(super) struct Freezer<'a> {
+pub(super) struct GuestFreezer<'a> {
     before: Option<History<'a>>,
     request: &'a MachineReadRequest<'a>,
     machine: String,
@@ -123,7 +123,7 @@ impl<'a> FrozenMachine<'a> {
     }
 }
 
-impl<'a> Freezer<'a> {
+impl<'a> GuestFreezer<'a> {
     pub(super) fn new(
         before: Option<History<'a>>,
         request: &'a MachineReadRequest<'a>,

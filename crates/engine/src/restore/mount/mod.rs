@@ -18,12 +18,12 @@ use holdfast_host::fuse_mount::{
     FuseMountError, FuseMountRequest, MountAccess, MountReaders, UnmountMode, mount_fuse, unmount_fuse,
     unmount_unused_fuse,
 };
-use holdfast_serve::fuse::{Directory, FileAccess, FileTree, FuseServer, MountEvents, Owner, SessionStart};
+use holdfast_serve::fuse::{Directory, FileAccess, FileOwner, FileTree, FuseServer, MountEvents, SessionStart};
 
 pub use self::image::{ImageMount, MountedImage};
 pub use self::snapshots::{MountContent, MountRequest, MountedContent, mount};
 pub use self::supervision::WorkerLauncher;
-pub(crate) use self::supervision::{DiskPlace, MountUser, Supervision};
+pub(crate) use self::supervision::{MountUser, SupervisedPlace, Supervision};
 pub(crate) use self::worker::{WorkerDisk, WorkerFiles, serve_as_worker};
 pub use self::writable::{ImageWorkerRequest, WritableImageMount, serve_writable_image};
 use crate::job::{Error, Job, Result};
@@ -81,8 +81,8 @@ impl MountPlace {
 }
 
 /// Files belong to the user who mounts them.
-fn owner_of_process() -> Owner {
-    Owner {
+fn owner_of_process() -> FileOwner {
+    FileOwner {
         user: rustix::process::geteuid().as_raw(),
         group: rustix::process::getegid().as_raw(),
     }

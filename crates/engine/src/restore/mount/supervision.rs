@@ -39,7 +39,7 @@ pub(crate) trait MountUser: Sync {
 }
 
 /// Where a worker serves a disk to the system.
-pub(crate) trait DiskPlace: Sync {
+pub(crate) trait SupervisedPlace: Sync {
     /// Prepares the place. Returns what the workers get as their standard input.
     fn open(&self) -> Result<OwnedFd>;
 
@@ -53,7 +53,7 @@ pub(crate) trait DiskPlace: Sync {
 
 /// A place that is abandoned on drop.
 struct OpenPlace<'a> {
-    place: &'a dyn DiskPlace,
+    place: &'a dyn SupervisedPlace,
     is_open: bool,
 }
 
@@ -69,7 +69,7 @@ impl Drop for OpenPlace<'_> {
 pub(crate) struct Supervision<'a> {
     /// The image or container, for messages.
     pub(crate) path: &'a Path,
-    pub(crate) place: &'a dyn DiskPlace,
+    pub(crate) place: &'a dyn SupervisedPlace,
     pub(crate) launch: &'a WorkerLauncher<'a>,
     pub(crate) user: &'a dyn MountUser,
 }
@@ -90,7 +90,7 @@ impl Supervision<'_> {
             place: self.place,
             is_open: true,
         };
-        let mut supervisor = Supervisor {
+        let mut supervisor = MountSupervisor {
             path: self.path,
             device,
             memory,
@@ -117,7 +117,7 @@ impl Supervision<'_> {
     }
 }
 
-struct Supervisor<'a> {
+struct MountSupervisor<'a> {
     path: &'a Path,
     device: OwnedFd,
     memory: File,
@@ -130,7 +130,7 @@ struct Supervisor<'a> {
     restarts: VecDeque<Duration>,
 }
 
-impl Supervisor<'_> {
+impl MountSupervisor<'_> {
     fn error(&self, source: impl Into<std::io::Error>) -> Error {
         Error::File {
             action: "serve",
@@ -174,7 +174,7 @@ impl Supervisor<'_> {
     fn watch<'scope>(
         &mut self,
         mut worker: HandedProcess,
-        place: &dyn DiskPlace,
+        place: &dyn SupervisedPlace,
         scope: &'scope std::thread::Scope<'scope, '_>,
         ready: &mut dyn FnMut(),
     ) -> Result<()>
@@ -234,7 +234,7 @@ impl Supervisor<'_> {
     }
 }
 
-impl DiskPlace for MountPlace {
+impl SupervisedPlace for MountPlace {
     fn open(&self) -> Result<OwnedFd> {
         let (mount, device) = self.mount(FileAccess::Writable)?;
         // From here on, the caller closes the place.

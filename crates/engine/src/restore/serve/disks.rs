@@ -63,7 +63,7 @@ pub(super) struct DiskSelection<'a> {
 }
 
 /// An opened disk.
-pub(super) struct OpenDisk {
+pub(super) struct OpenServedDisk {
     /// The name of its export.
     pub(super) export: String,
     /// The disks of a group are units of one iSCSI target: its machine, or its machine and snapshot.
@@ -87,7 +87,7 @@ pub(super) fn open_disks(
     repository: &Repository,
     selection: &DiskSelection<'_>,
     job: Job<'_>,
-) -> Result<Vec<OpenDisk>> {
+) -> Result<Vec<OpenServedDisk>> {
     let mut manifests: Vec<(Manifest, Option<DiskName>)> = Vec::new();
     for name in selection.names {
         let manifest = find_snapshot(repository, &name.snapshot, selection.zone, job.progress)?;
@@ -165,7 +165,7 @@ fn open_disk(
     disk: &DiskRecord,
     names: ExportNames,
     writes: &ClientWrites,
-) -> Result<OpenDisk> {
+) -> Result<OpenServedDisk> {
     let frozen = Arc::new(repository.device(disk));
     let probed = Arc::clone(&frozen);
     // The snapshot's writer chose the name: it must not point outside the folder.
@@ -175,7 +175,7 @@ fn open_disk(
         file: overlay_file(&manifest.id.to_string(), &name),
     };
     let mut held = Vec::new();
-    Ok(OpenDisk {
+    Ok(OpenServedDisk {
         export: names.export,
         group: names.group,
         serial: format!("{}-{}", manifest.id.short(), disk.name),

@@ -14,7 +14,7 @@ use jiff::tz::TimeZone;
 
 use super::LAST_FLUSH_PATIENCE;
 use super::control::{CacheStatus, ClientStatus, DiskSocket, ExportStatus, ServerStatus, TrafficStatus};
-use super::disks::{DiskSelection, OpenDisk, open_disks};
+use super::disks::{DiskSelection, OpenServedDisk, open_disks};
 use super::doors::DoorPlace;
 use super::images::{ImageSelection, ServedImage, open_image};
 use super::iscsi::{UnitRules, UnitSource};
@@ -143,7 +143,7 @@ impl ServedExports {
         Ok(added.iter().map(|export| self.status_of(export)).collect())
     }
 
-    fn open(&self, choice: &SourceChoice, opener: ExportOpener<'_>) -> Result<Vec<OpenDisk>> {
+    fn open(&self, choice: &SourceChoice, opener: ExportOpener<'_>) -> Result<Vec<OpenServedDisk>> {
         let names: Vec<SnapshotName> = choice
             .sources
             .iter()
@@ -173,9 +173,9 @@ impl ServedExports {
         &self,
         image: &ServedImage,
         choice: &SourceChoice,
-        opened: &[OpenDisk],
+        opened: &[OpenServedDisk],
         job: Job<'_>,
-    ) -> Result<OpenDisk> {
+    ) -> Result<OpenServedDisk> {
         let is_in_use =
             |name: &str| self.registry.find(name).is_some() || opened.iter().any(|disk| disk.export == name);
         let selection = ImageSelection {
@@ -186,7 +186,7 @@ impl ServedExports {
         open_image(image, selection, job)
     }
 
-    fn add_disk(&self, disk: OpenDisk) -> Result<Arc<RegisteredExport>> {
+    fn add_disk(&self, disk: OpenServedDisk) -> Result<Arc<RegisteredExport>> {
         let (source, disk_source) = (UnitSource::of(&disk), DiskSource::of(&disk));
         let export = self.registry.add(ExportOptions {
             description: disk.description,

@@ -9,7 +9,7 @@ use holdfast_image::{Format, OpenOptions, open_mut};
 use holdfast_serve::nbd::ExportDevice;
 use holdfast_serve::vhost_user::AcceptedWrites;
 
-use super::disks::{ClientWrites, NameInUse, OpenDisk, Overlay};
+use super::disks::{ClientWrites, NameInUse, OpenServedDisk, Overlay};
 use crate::image::source::{DiskOrigin, OpenSource, SourceName};
 use crate::job::error::ServingError;
 use crate::job::{Error, Job, Result};
@@ -35,7 +35,7 @@ pub(super) struct ImageSelection<'a> {
 }
 
 /// Opens an image. With [`ClientWrites::InPlace`], it is locked, and clients change it.
-pub(super) fn open_image(image: &ServedImage, selection: ImageSelection<'_>, job: Job<'_>) -> Result<OpenDisk> {
+pub(super) fn open_image(image: &ServedImage, selection: ImageSelection<'_>, job: Job<'_>) -> Result<OpenServedDisk> {
     let DiskOrigin::Path(path) = &image.source.origin else {
         return Err(ServingError::StandardInput.into());
     };
@@ -63,7 +63,7 @@ pub(super) fn open_image(image: &ServedImage, selection: ImageSelection<'_>, job
         ClientWrites::ThrowAway(_) => format!("overlay on {}, discarded at the end", opened.canonical.display()),
         ClientWrites::Keep(_) => format!("overlay on {}", opened.canonical.display()),
     };
-    Ok(OpenDisk {
+    Ok(OpenServedDisk {
         export,
         group,
         serial: digest_of(&opened.canonical),

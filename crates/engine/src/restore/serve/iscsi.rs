@@ -8,7 +8,7 @@ use holdfast_serve::iscsi::{
 };
 use holdfast_serve::registry::RegisteredExport;
 
-use super::disks::OpenDisk;
+use super::disks::OpenServedDisk;
 use super::doors::ServeAddress;
 use crate::job::{Error, Result};
 
@@ -49,7 +49,7 @@ pub(super) struct UnitSource {
 }
 
 impl UnitSource {
-    pub(super) fn of(disk: &OpenDisk) -> Self {
+    pub(super) fn of(disk: &OpenServedDisk) -> Self {
         Self {
             group: disk.group.clone(),
             serial: disk.serial.clone(),

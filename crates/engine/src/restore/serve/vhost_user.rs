@@ -8,12 +8,12 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_serve::registry::RegisteredExport;
 use holdfast_serve::vhost_user::{
-    AcceptedWrites, Listener, SectorSize, ServerResources, StopReport, VhostUserEventSink, VhostUserExport,
+    AcceptedWrites, Listener, ServerResources, StopReport, VhostSectorSize, VhostUserEventSink, VhostUserExport,
     VhostUserExportOptions, VhostUserServer, VhostUserServerOptions,
 };
 
 use super::control::DiskSocket;
-use super::disks::OpenDisk;
+use super::disks::OpenServedDisk;
 use crate::job::{Error, Result};
 
 /// Longest name of a socket in a folder: the path of a Unix socket has at most 107 bytes.
@@ -33,7 +33,7 @@ pub struct VhostUserOptions {
     /// Where front ends connect.
     pub sockets: SocketPlace,
     /// The size of logical blocks.
-    pub sector_size: SectorSize,
+    pub sector_size: VhostSectorSize,
     /// The largest number of queues of a machine.
     pub queue_count: NonZero<u16>,
     /// Receives events about front ends.
@@ -49,7 +49,7 @@ pub(super) struct DiskSource {
 }
 
 impl DiskSource {
-    pub(super) fn of(disk: &OpenDisk) -> Self {
+    pub(super) fn of(disk: &OpenServedDisk) -> Self {
         Self {
             serial: disk.serial.clone(),
             accepted_writes: disk.accepted_writes,
@@ -61,7 +61,7 @@ impl DiskSource {
 pub(super) struct VhostUserDisks {
     server: Arc<VhostUserServer>,
     sockets: SocketPlace,
-    sector_size: SectorSize,
+    sector_size: VhostSectorSize,
     queue_count: NonZero<u16>,
     clock: Arc<dyn Clock>,
 }

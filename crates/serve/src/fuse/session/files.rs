@@ -7,7 +7,7 @@ use holdfast_block::{BlockDevice, BlockDeviceMut, Error as DeviceError, ExtentKi
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::{Outcome, READ_BYTES_MAX, Session, SessionStart};
+use super::{FuseSession, Outcome, READ_BYTES_MAX, SessionStart};
 use crate::fuse::handles::OpenFile;
 use crate::fuse::wire::{
     AttributeChange, Attributes, FileAccess, HandleId, NodeId, NodeType, ReadRange, SeekTarget, SpaceChange,
@@ -23,7 +23,7 @@ pub(super) struct OpenedFile {
     pub(super) flags: u32,
 }
 
-impl Session {
+impl FuseSession {
     pub(super) fn open(&self, node: NodeId) -> Result<OpenedFile, Errno> {
         let file = self.open_node(node)?;
         let flags = match file.attributes.node_type {

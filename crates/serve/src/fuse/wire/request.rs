@@ -7,7 +7,7 @@ use super::{HandleId, NodeId, capability};
 
 /// The header of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RequestHeader {
+pub(crate) struct FuseRequestHeader {
     /// Identifies the request in its reply.
     pub(crate) unique: u64,
     pub(crate) node: NodeId,
@@ -75,7 +75,7 @@ const ATTRIBUTE_SIZE: u32 = 1 << 3;
 
 /// A parsed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Request<'a> {
+pub(crate) enum FuseRequest<'a> {
     Init(KernelOffer),
     Lookup {
         name: &'a OsStr,
@@ -121,13 +121,13 @@ pub(crate) enum ParseError {
     /// It has no complete header, so no reply is possible.
     NoHeader,
     /// Its fields are incomplete or invalid.
-    Invalid(RequestHeader),
+    Invalid(FuseRequestHeader),
 }
 
 /// Reads the fields of a message in turn.
-struct Fields<'a>(&'a [u8]);
+struct FuseFields<'a>(&'a [u8]);
 
-impl<'a> Fields<'a> {
+impl<'a> FuseFields<'a> {
     fn take<const LENGTH: usize>(&mut self) -> Option<[u8; LENGTH]> {
         let (field, rest) = self.0.split_first_chunk::<LENGTH>()?;
         self.0 = rest;
@@ -151,61 +151,61 @@ impl<'a> Fields<'a> {
 }
 
 /// Parses a message of the kernel, which is exactly one request.
-pub(crate) fn parse(message: &[u8]) -> Result<(RequestHeader, Request<'_>), ParseError> {
-    let mut fields = Fields(message);
+pub(crate) fn parse(message: &[u8]) -> Result<(FuseRequestHeader, FuseRequest<'_>), ParseError> {
+    let mut fields = FuseFields(message);
     let header = header(&mut fields, message.len()).ok_or(ParseError::NoHeader)?;
     let request = request(header.opcode, &mut fields).ok_or(ParseError::Invalid(header))?;
     Ok((header, request))
 }
 
-fn header(fields: &mut Fields<'_>, message_length: usize) -> Option<RequestHeader> {
+fn header(fields: &mut FuseFields<'_>, message_length: usize) -> Option<FuseRequestHeader> {
     let length = fields.u32()?;
     let opcode = fields.u32()?;
     let unique = fields.u64()?;
     let node = NodeId(fields.u64()?);
     // User, group and process of the caller, and extensions: the kernel checks permissions.
     fields.take::<16>()?;
-    (length as usize == message_length).then_some(RequestHeader { unique, node, opcode })
+    (length as usize == message_length).then_some(FuseRequestHeader { unique, node, opcode })
 }
 
-fn request<'a>(opcode: u32, fields: &mut Fields<'a>) -> Option<Request<'a>> {
+fn request<'a>(opcode: u32, fields: &mut FuseFields<'a>) -> Option<FuseRequest<'a>> {
     Some(match opcode {
-        1 => Request::Lookup { name: fields.name()? },
+        1 => FuseRequest::Lookup { name: fields.name()? },
         // FORGET, INTERRUPT, BATCH_FORGET: nodes are not counted, and no request takes long enough to be interrupted.
-        2 | 36 | 42 => Request::WithoutReply,
-        3 => Request::Attributes,
-        5 => Request::ReadLink,
-        14 => Request::Open,
-        15 => Request::Read(read_range(fields)?),
-        17 => Request::Statistics,
-        18 => Request::Release(HandleId(fields.u64()?)),
-        4 => Request::SetAttributes(attribute_change(fields)?),
-        16 => Request::Write(write_request(fields)?),
-        20 => Request::Sync(HandleId(fields.u64()?)),
+        2 | 36 | 42 => FuseRequest::WithoutReply,
+        3 => FuseRequest::Attributes,
+        5 => FuseRequest::ReadLink,
+        14 => FuseRequest::Open,
+        15 => FuseRequest::Read(read_range(fields)?),
+        17 => FuseRequest::Statistics,
+        18 => FuseRequest::Release(HandleId(fields.u64()?)),
+        4 => FuseRequest::SetAttributes(attribute_change(fields)?),
+        16 => FuseRequest::Write(write_request(fields)?),
+        20 => FuseRequest::Sync(HandleId(fields.u64()?)),
         // FLUSH (a handle is closed), FSYNCDIR.
-        25 | 30 => Request::Nothing,
-        26 => Request::Init(offer(fields)?),
-        27 => Request::OpenDirectory,
-        28 => Request::ReadDirectory {
+        25 | 30 => FuseRequest::Nothing,
+        26 => FuseRequest::Init(offer(fields)?),
+        27 => FuseRequest::OpenDirectory,
+        28 => FuseRequest::ReadDirectory {
             range: read_range(fields)?,
             form: ListingForm::Names,
         },
-        29 => Request::ReleaseDirectory(HandleId(fields.u64()?)),
-        38 => Request::Destroy,
-        44 => Request::ReadDirectory {
+        29 => FuseRequest::ReleaseDirectory(HandleId(fields.u64()?)),
+        38 => FuseRequest::Destroy,
+        44 => FuseRequest::ReadDirectory {
             range: read_range(fields)?,
             form: ListingForm::WithAttributes,
         },
-        43 => Request::Allocate(space_change(fields)?),
+        43 => FuseRequest::Allocate(space_change(fields)?),
         46 => seek(fields)?,
-        50 => Request::SyncAll,
+        50 => FuseRequest::SyncAll,
         // SYMLINK, MKNOD, MKDIR, UNLINK, RMDIR, RENAME, LINK, SETXATTR, REMOVEXATTR, CREATE, RENAME2, TMPFILE.
-        6 | 8..=13 | 21 | 24 | 35 | 45 | 51 => Request::Change,
-        _ => Request::Unsupported,
+        6 | 8..=13 | 21 | 24 | 35 | 45 | 51 => FuseRequest::Change,
+        _ => FuseRequest::Unsupported,
     })
 }
 
-fn offer(fields: &mut Fields<'_>) -> Option<KernelOffer> {
+fn offer(fields: &mut FuseFields<'_>) -> Option<KernelOffer> {
     let major = fields.u32()?;
     let minor = fields.u32()?;
     let readahead_bytes_max = fields.u32()?;
@@ -223,7 +223,7 @@ fn offer(fields: &mut Fields<'_>) -> Option<KernelOffer> {
     })
 }
 
-fn read_range(fields: &mut Fields<'_>) -> Option<ReadRange> {
+fn read_range(fields: &mut FuseFields<'_>) -> Option<ReadRange> {
     Some(ReadRange {
         handle: HandleId(fields.u64()?),
         offset: fields.u64()?,
@@ -231,7 +231,7 @@ fn read_range(fields: &mut Fields<'_>) -> Option<ReadRange> {
     })
 }
 
-fn write_request<'a>(fields: &mut Fields<'a>) -> Option<WriteRequest<'a>> {
+fn write_request<'a>(fields: &mut FuseFields<'a>) -> Option<WriteRequest<'a>> {
     let handle = HandleId(fields.u64()?);
     let offset = fields.u64()?;
     let length = fields.u32()? as usize;
@@ -244,7 +244,7 @@ fn write_request<'a>(fields: &mut Fields<'a>) -> Option<WriteRequest<'a>> {
     })
 }
 
-fn space_change(fields: &mut Fields<'_>) -> Option<SpaceChange> {
+fn space_change(fields: &mut FuseFields<'_>) -> Option<SpaceChange> {
     Some(SpaceChange {
         handle: HandleId(fields.u64()?),
         offset: fields.u64()?,
@@ -253,7 +253,7 @@ fn space_change(fields: &mut Fields<'_>) -> Option<SpaceChange> {
     })
 }
 
-fn attribute_change(fields: &mut Fields<'_>) -> Option<AttributeChange> {
+fn attribute_change(fields: &mut FuseFields<'_>) -> Option<AttributeChange> {
     let changed = fields.u32()?;
     // Padding, and the handle.
     fields.take::<12>()?;
@@ -263,7 +263,7 @@ fn attribute_change(fields: &mut Fields<'_>) -> Option<AttributeChange> {
     })
 }
 
-fn seek<'a>(fields: &mut Fields<'_>) -> Option<Request<'a>> {
+fn seek<'a>(fields: &mut FuseFields<'_>) -> Option<FuseRequest<'a>> {
     let handle = HandleId(fields.u64()?);
     let offset = fields.u64()?;
     let target = match fields.u32()? {
@@ -271,5 +271,5 @@ fn seek<'a>(fields: &mut Fields<'_>) -> Option<Request<'a>> {
         4 => SeekTarget::Hole,
         _ => return None,
     };
-    Some(Request::Seek { handle, offset, target })
+    Some(FuseRequest::Seek { handle, offset, target })
 }

@@ -8,9 +8,11 @@ use super::super::frames::{Frames, SequenceNumbers};
 use super::super::login::{LoggedIn, RECEIVE_SEGMENT_BYTES};
 use super::super::nexus::Nexus;
 use super::super::pdu::{Digests, Parsed, parse};
-use super::super::session::{Directory, Exchange, Queued, ReadyTask, SessionInfo, Step, TargetSession, TaskOrder};
+use super::super::session::{
+    Exchange, Queued, ReadyTask, SessionInfo, Step, TargetDirectory, TargetSession, TaskOrder,
+};
 use super::super::target::{EnteredSession, Target};
-use super::directory::KnownSession;
+use super::directory::RegisteredSession;
 use super::ending::SessionEnding;
 use super::event::{InitiatorGone, TargetEvent};
 use super::execution::{Execution, work_of};
@@ -97,7 +99,7 @@ fn run_session(
     numbers: SequenceNumbers,
 ) -> InitiatorGone {
     let target = logged_in.target.as_ref();
-    let known = KnownSession {
+    let known = RegisteredSession {
         port: logged_in.initiator.clone(),
         target: target.map(|target| target.name().to_owned()),
         stream: Arc::clone(&client.stream),
@@ -130,7 +132,7 @@ fn run_session(
         target: logged_in.target.clone(),
     });
     let portal = client.stream.local_address();
-    let directory = Directory {
+    let directory = TargetDirectory {
         targets: Arc::clone(&shared.targets),
         portal: portal.map_or_else(String::new, |address| address.to_string()),
     };

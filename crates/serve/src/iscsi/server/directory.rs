@@ -25,12 +25,12 @@ pub(super) struct SessionDirectory {
 struct KnownSessions {
     last_handle: u16,
     /// Sessions by their handles; `None` while the login is not complete.
-    sessions: BTreeMap<u16, Option<KnownSession>>,
+    sessions: BTreeMap<u16, Option<RegisteredSession>>,
 }
 
 /// A session, as others see it.
 #[derive(Debug, Clone)]
-pub(super) struct KnownSession {
+pub(super) struct RegisteredSession {
     pub(super) port: InitiatorPort,
     /// `None` for a discovery session.
     pub(super) target: Option<String>,
@@ -62,9 +62,9 @@ impl SessionDirectory {
 
     /// Enters a session, closes older sessions of the same port with the same target, and waits for their end: "session
     /// reinstatement" (RFC 7143 section 6.3.5).
-    pub(super) fn enter(&self, handle: u16, session: KnownSession, clock: &dyn Clock) {
-        let is_older = |(other, known): &(&u16, &Option<KnownSession>)| {
-            let is_same = |known: &KnownSession| known.port == session.port && known.target == session.target;
+    pub(super) fn enter(&self, handle: u16, session: RegisteredSession, clock: &dyn Clock) {
+        let is_older = |(other, known): &(&u16, &Option<RegisteredSession>)| {
+            let is_same = |known: &RegisteredSession| known.port == session.port && known.target == session.target;
             **other != handle && known.as_ref().is_some_and(is_same)
         };
         let deadline = clock.now() + REPLACE_PATIENCE;

@@ -7,7 +7,7 @@ use holdfast_block::Error as DeviceError;
 use super::event::{Closed, Event, EventSink};
 use super::execute::Executor;
 use super::export::Exports;
-use super::handshake::{INPUT_BYTES_MAX, Progress, ServerHandshake, ServerState, Session};
+use super::handshake::{INPUT_BYTES_MAX, NbdSession, Progress, ServerHandshake, ServerState};
 use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{Request, RequestCommand, RequestError, Verdict, payload_bytes, validate};
 use super::request_context::RequestContext;
@@ -99,7 +99,7 @@ fn run_handshake(
     stream: &SocketStream,
     receiver: &mut Receiver,
     peer: &Peer,
-) -> Result<Session, Closed> {
+) -> Result<NbdSession, Closed> {
     let deadline = shared.core.clock.now() + shared.limits().handshake;
     let mut handshake = ServerHandshake::new(shared.tls.mode());
     let mut output = Vec::new();
@@ -135,7 +135,7 @@ fn run_handshake(
     }
 }
 
-fn transmit(shared: &Arc<ServerShared>, receiver: Receiver, client: &Client, session: Session) -> Closed {
+fn transmit(shared: &Arc<ServerShared>, receiver: Receiver, client: &Client, session: NbdSession) -> Closed {
     let peer = &client.peer;
     let export = session.export.name();
     let ending = Arc::new(ClientEnding::new(Arc::clone(&client.stream)));

@@ -11,7 +11,7 @@ use holdfast_block::{BlockDeviceMut, Clock, Error, error_text, to_usize};
 use holes::HoleTracker;
 
 use super::export::ZeroSpeed;
-use super::handshake::Session;
+use super::handshake::NbdSession;
 use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{Durability, Request, RequestCommand, RequestError, Zeroes};
 use crate::nbd::wire::ErrorNumber;
@@ -47,13 +47,13 @@ impl From<RequestError> for ExecuteError {
 
 /// Executes the requests of one client on its export, on any thread.
 pub(crate) struct Executor {
-    pub(crate) session: Session,
+    pub(crate) session: NbdSession,
     clock: Arc<dyn Clock>,
     holes: HoleTracker,
 }
 
 impl Executor {
-    pub(crate) fn new(session: Session, clock: Arc<dyn Clock>) -> Self {
+    pub(crate) fn new(session: NbdSession, clock: Arc<dyn Clock>) -> Self {
         Self {
             session,
             clock,
@@ -106,7 +106,12 @@ impl Executor {
 }
 
 /// Executes requests whose reply is only success or an error.
-fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
+fn change(
+    session: &NbdSession,
+    request: &Request,
+    payload: &[u8],
+    replies: &mut ReplyBuffer,
+) -> Result<(), ExecuteError> {
     if request.command == RequestCommand::Cache {
         return prefetch(session, request, replies);
     }
@@ -131,7 +136,7 @@ fn change(session: &Session, request: &Request, payload: &[u8], replies: &mut Re
 
 /// Reads the range and discards the data, so that slow data, such as a chunk of a repository, is in the cache of its
 /// device.
-fn prefetch(session: &Session, request: &Request, replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
+fn prefetch(session: &NbdSession, request: &Request, replies: &mut ReplyBuffer) -> Result<(), ExecuteError> {
     let start = replies.len();
     for (offset, length) in pieces(request) {
         replies.rewind(start);

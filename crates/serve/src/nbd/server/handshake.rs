@@ -57,14 +57,14 @@ pub(crate) enum Progress {
     /// Start TLS after sending the output.
     StartTls,
     /// Send the output, then receive requests.
-    Enter(Session),
+    Enter(NbdSession),
     /// Close the connection after sending the output.
     End(HandshakeEnd),
 }
 
 /// The result of the handshake.
 #[derive(Debug, Clone)]
-pub(crate) struct Session {
+pub(crate) struct NbdSession {
     pub(crate) export: Arc<Export>,
     pub(crate) terms: Terms,
 }

@@ -7,7 +7,7 @@ use holdfast_block::{DirtyBitmap, ManualClock, MemoryDevice, to_usize};
 
 use super::execute::Executor;
 use super::export::{Export, FixedExports};
-use super::handshake::{Progress, ServerHandshake, ServerState, Session, TlsMode};
+use super::handshake::{NbdSession, Progress, ServerHandshake, ServerState, TlsMode};
 use super::reply::{ReplyBuffer, ReplyTarget};
 use super::request::{RequestError, Terms, Verdict, payload_bytes, validate};
 use crate::nbd::wire::{
@@ -89,7 +89,7 @@ pub(crate) fn requests(bytes: &[u8]) -> Outcome {
         size_bytes: SIZE_BYTES,
         contexts,
     };
-    let session = Session {
+    let session = NbdSession {
         export: Arc::new(export),
         terms: terms.clone(),
     };

@@ -1,11 +1,11 @@
-use super::super::config::{DiskProperties, GuestAccess, SectorSize, TRANSFER_BYTES_MAX};
-use super::{Action, FreedSpace, RequestParts, Status, ZeroedRange, action_of};
+use super::super::config::{DiskProperties, GuestAccess, TRANSFER_BYTES_MAX, VhostSectorSize};
+use super::{Action, FreedSpace, RequestParts, RequestStatus, ZeroedRange, action_of};
 
 const MIB: u64 = 1 << 20;
 /// Sectors of the disk.
 const END: u64 = 8 * 2048;
 
-fn disk(access: GuestAccess, sector_size: SectorSize) -> DiskProperties {
+fn disk(access: GuestAccess, sector_size: VhostSectorSize) -> DiskProperties {
     DiskProperties {
         size_bytes: 8 * MIB,
         sector_size,
@@ -26,7 +26,7 @@ fn asked(
     sent_bytes: u64,
     expected_bytes: u64,
     disk: &DiskProperties,
-) -> Result<Action, Status> {
+) -> Result<Action, RequestStatus> {
     let parts = RequestParts {
         header: header(kind, sector),
         sent_bytes,
@@ -36,7 +36,7 @@ fn asked(
     action_of(&parts, disk)
 }
 
-fn ranged(kind: u32, ranges: &[(u64, u32, u32)], disk: &DiskProperties) -> Result<Action, Status> {
+fn ranged(kind: u32, ranges: &[(u64, u32, u32)], disk: &DiskProperties) -> Result<Action, RequestStatus> {
     let bytes = ranges.iter().flat_map(|(sector, count, flags)| {
         [&sector.to_le_bytes()[..], &count.to_le_bytes(), &flags.to_le_bytes()].concat()
     });
@@ -52,9 +52,9 @@ fn ranged(kind: u32, ranges: &[(u64, u32, u32)], disk: &DiskProperties) -> Resul
 
 #[test]
 fn reads_and_writes() {
-    let writable = disk(GuestAccess::Writable, SectorSize::Bytes512);
-    let readable = disk(GuestAccess::ReadOnly, SectorSize::Bytes512);
-    let large = disk(GuestAccess::Writable, SectorSize::Bytes4096);
+    let writable = disk(GuestAccess::Writable, VhostSectorSize::Bytes512);
+    let readable = disk(GuestAccess::ReadOnly, VhostSectorSize::Bytes512);
+    let large = disk(GuestAccess::Writable, VhostSectorSize::Bytes4096);
     for (sector, length, legal, legal_4096) in [
         (0, 0, true, true),
         (0, 512, true, false),
@@ -95,23 +95,23 @@ fn reads_and_writes() {
             } else {
                 assert_eq!(
                     (read, write),
-                    (Err(Status::Failed), Err(Status::Failed)),
+                    (Err(RequestStatus::Failed), Err(RequestStatus::Failed)),
                     "{sector} {length}"
                 );
             }
         }
         assert_eq!(asked(0, sector, 0, length, &readable).is_ok(), legal);
-        assert_eq!(asked(1, sector, length, 0, &readable), Err(Status::Failed));
+        assert_eq!(asked(1, sector, length, 0, &readable), Err(RequestStatus::Failed));
         // Data in the wrong direction.
-        assert_eq!(asked(0, sector, 512, length, &writable), Err(Status::Failed));
-        assert_eq!(asked(1, sector, length, 512, &writable), Err(Status::Failed));
+        assert_eq!(asked(0, sector, 512, length, &writable), Err(RequestStatus::Failed));
+        assert_eq!(asked(1, sector, length, 512, &writable), Err(RequestStatus::Failed));
     }
 }
 
 #[test]
 fn other_types() {
     for access in [GuestAccess::Writable, GuestAccess::ReadOnly] {
-        let disk = disk(access, SectorSize::Bytes512);
+        let disk = disk(access, VhostSectorSize::Bytes512);
         for sector in [0, 7, u64::MAX] {
             assert_eq!(asked(4, sector, 0, 0, &disk), Ok(Action::Flush));
             assert_eq!(asked(8, sector, 0, 20, &disk), Ok(Action::Identify));
@@ -140,8 +140,16 @@ fn other_types() {
             u32::MAX,
         ] {
             for bytes in [0, 16, 512] {
-                assert_eq!(asked(kind, 0, bytes, 0, &disk), Err(Status::Unsupported), "{kind}");
-                assert_eq!(asked(kind, 0, 0, bytes, &disk), Err(Status::Unsupported), "{kind}");
+                assert_eq!(
+                    asked(kind, 0, bytes, 0, &disk),
+                    Err(RequestStatus::Unsupported),
+                    "{kind}"
+                );
+                assert_eq!(
+                    asked(kind, 0, 0, bytes, &disk),
+                    Err(RequestStatus::Unsupported),
+                    "{kind}"
+                );
             }
         }
     }
@@ -149,9 +157,9 @@ fn other_types() {
 
 #[test]
 fn ranges_to_discard_and_to_zero() {
-    let writable = disk(GuestAccess::Writable, SectorSize::Bytes512);
-    let readable = disk(GuestAccess::ReadOnly, SectorSize::Bytes512);
-    let large = disk(GuestAccess::Writable, SectorSize::Bytes4096);
+    let writable = disk(GuestAccess::Writable, VhostSectorSize::Bytes512);
+    let readable = disk(GuestAccess::ReadOnly, VhostSectorSize::Bytes512);
+    let large = disk(GuestAccess::Writable, VhostSectorSize::Bytes4096);
     assert_eq!(
         ranged(11, &[(8, 8, 0), (END - 1, 1, 0)], &writable),
         Ok(Action::Discard(vec![4096..8192, (END - 1) * 512..END * 512]))
@@ -179,27 +187,27 @@ fn ranges_to_discard_and_to_zero() {
             (vec![(0, (1 << 21) + 1, 0)], "more than the limit"),
             (vec![(0, u32::MAX, 0)], "the largest count"),
         ] {
-            assert_eq!(ranged(kind, &ranges, &writable), Err(Status::Failed), "{name}");
+            assert_eq!(ranged(kind, &ranges, &writable), Err(RequestStatus::Failed), "{name}");
         }
         for flags in [2, 3, 0x8000_0000, u32::MAX] {
             assert_eq!(
                 ranged(kind, &[(0, 1, flags)], &writable),
-                Err(Status::Unsupported),
+                Err(RequestStatus::Unsupported),
                 "{flags}"
             );
             assert_eq!(
                 ranged(kind, &[(0, 1, 0), (0, 1, flags)], &writable),
-                Err(Status::Unsupported)
+                Err(RequestStatus::Unsupported)
             );
         }
         for (sector, count) in [(1, 8), (0, 1), (8, 9), (7, 1)] {
             assert_eq!(
                 ranged(kind, &[(sector, count, 0)], &large),
-                Err(Status::Failed),
+                Err(RequestStatus::Failed),
                 "not aligned"
             );
         }
-        assert_eq!(ranged(kind, &[(0, 1, 0)], &readable), Err(Status::Failed));
+        assert_eq!(ranged(kind, &[(0, 1, 0)], &readable), Err(RequestStatus::Failed));
         // Lengths that are not whole ranges, data in the wrong direction, and a payload that was not read.
         for (sent_bytes, expected_bytes, payload) in [
             (15, 0, &[0; 15][..]),
@@ -215,12 +223,12 @@ fn ranges_to_discard_and_to_zero() {
                 expected_bytes,
                 payload,
             };
-            assert_eq!(action_of(&parts, &writable), Err(Status::Failed), "{sent_bytes}");
+            assert_eq!(action_of(&parts, &writable), Err(RequestStatus::Failed), "{sent_bytes}");
         }
     }
     assert_eq!(
         ranged(11, &[(0, 1, 1)], &writable),
-        Err(Status::Unsupported),
+        Err(RequestStatus::Unsupported),
         "discard with unmap"
     );
 }

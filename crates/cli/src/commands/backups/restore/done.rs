@@ -19,7 +19,7 @@ pub(crate) struct MachineRestored {
     time: String,
     dry_run: bool,
     target_machine: TargetMachine,
-    files: Vec<FileDocument>,
+    files: Vec<RestoredFileDocument>,
     rooms: Vec<RoomDocument>,
     /// A unified diff; none if the configuration is unchanged.
     configuration_diff: Option<String>,
@@ -50,7 +50,7 @@ struct TargetMachine {
 }
 
 #[derive(Debug, Serialize)]
-struct FileDocument {
+struct RestoredFileDocument {
     /// "disk", "firmware-variables" or "tpm-state".
     content: &'static str,
     /// The disk.
@@ -73,7 +73,7 @@ struct RoomDocument {
     free_bytes: u64,
 }
 
-impl From<&PlannedFile> for FileDocument {
+impl From<&PlannedFile> for RestoredFileDocument {
     fn from(file: &PlannedFile) -> Self {
         let (content, name) = match &file.content {
             FileContent::Disk(name) => ("disk", Some(name.clone())),
@@ -132,7 +132,7 @@ impl MachineRestored {
                 is_resumed: resumed.is_some(),
                 clock_behind_ms: resumed.and_then(|resumed| resumed.clock_behind).map(units::millis),
             },
-            files: plan.files.iter().map(FileDocument::from).collect(),
+            files: plan.files.iter().map(RestoredFileDocument::from).collect(),
             rooms: plan.rooms.iter().map(RoomDocument::from).collect(),
             configuration_diff: plan.definition.as_ref().map(diff),
             notes: plan.notes.clone(),
@@ -169,7 +169,7 @@ impl MachineRestored {
         ));
     }
 
-    fn human_file(&self, file: &FileDocument, page: &mut Page) {
+    fn human_file(&self, file: &RestoredFileDocument, page: &mut Page) {
         let what = match (&file.name, file.content) {
             (Some(disk), _) => disk,
             (None, "tpm-state") => "state of its TPM",

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use holdfast_engine::{DiskSocket, ExportStatus, SocketPlace, VhostUserOptions};
 use holdfast_hardware::xml::Element;
 use holdfast_repo::key::{Randomness as _, SystemRandomness};
-use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, ReachedLimit, SectorSize, VhostUserEvent};
+use holdfast_serve::vhost_user::{FrontEndGone, QUEUE_COUNT_MAX, ReachedLimit, VhostSectorSize, VhostUserEvent};
 
 use super::run::{RepositoryUse, ServerPlan, run_server};
 use super::sources::SourceArgs;
@@ -93,8 +93,8 @@ impl VhostUserArgs {
                 (None, folder) => SocketPlace::Folder(folder.clone().unwrap_or_default()),
             },
             sector_size: match self.sector_size.as_str() {
-                "4096" => SectorSize::Bytes4096,
-                _ => SectorSize::Bytes512,
+                "4096" => VhostSectorSize::Bytes4096,
+                _ => VhostSectorSize::Bytes512,
             },
             queue_count: self.queues,
             events: Arc::new(events),

@@ -50,11 +50,11 @@ impl Verb for HostRemoveArgs {
 #[derive(Debug, Serialize)]
 struct HostSnapshotsRemoved {
     dry_run: bool,
-    snapshots: Vec<RemovedDocument>,
+    snapshots: Vec<RemovedSnapshotDocument>,
 }
 
 #[derive(Debug, Serialize)]
-struct RemovedDocument {
+struct RemovedSnapshotDocument {
     snapshot: String,
     /// Bytes that removing it alone would free; null if unknown.
     used_bytes: Option<u64>,
@@ -109,7 +109,7 @@ fn run(args: &HostRemoveArgs, context: &Context) -> Result<Exit, Error> {
         }
         Ok(report)
     })?;
-    let document = |removal: holdfast_engine::PlannedRemoval| RemovedDocument {
+    let document = |removal: holdfast_engine::PlannedRemoval| RemovedSnapshotDocument {
         snapshot: removal.snapshot.name.to_string(),
         used_bytes: removal.snapshot.used_bytes,
         obstacle: removal.obstacle,

@@ -31,7 +31,7 @@ pub(super) struct SnapshotsArgs {
 
 /// A snapshot in a report.
 #[derive(Debug, Serialize)]
-struct SnapshotDocument {
+struct ContainerSnapshotDocument {
     id: String,
     name: Option<String>,
     /// The snapshot below it.
@@ -46,7 +46,7 @@ struct SnapshotDocument {
     time: String,
 }
 
-fn documents(tree: &ContainerTree, context: &Context) -> Vec<SnapshotDocument> {
+fn documents(tree: &ContainerTree, context: &Context) -> Vec<ContainerSnapshotDocument> {
     let snapshots = tree.snapshots();
     let is_visible = |id: &ImageId| snapshots.iter().any(|(known, _)| known == id);
     let current: Vec<ImageId> = tree.chain_of(tree.top()).iter().map(|layer| layer.id).collect();
@@ -55,7 +55,7 @@ fn documents(tree: &ContainerTree, context: &Context) -> Vec<SnapshotDocument> {
         let created = entry
             .created_s
             .and_then(|seconds| Timestamp::from_second(i64::try_from(seconds).ok()?).ok());
-        SnapshotDocument {
+        ContainerSnapshotDocument {
             id: id.to_string(),
             name: entry.name.clone(),
             parent: below.into_iter().find(is_visible).map(|parent| tree.name_of(parent)),
@@ -69,7 +69,7 @@ fn documents(tree: &ContainerTree, context: &Context) -> Vec<SnapshotDocument> {
     snapshots.iter().map(document).collect()
 }
 
-fn show_snapshots(snapshots: &[SnapshotDocument], page: &mut Page) {
+fn show_snapshots(snapshots: &[ContainerSnapshotDocument], page: &mut Page) {
     let mut table = Table::new([
         Column::long_text("SNAPSHOT"),
         Column::text("TIME"),
@@ -101,7 +101,7 @@ impl Verb for SnapshotsArgs {
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let place = self.container.place(context)?;
         let tree = ContainerTree::open(&place.folder).map_err(holdfast_engine::Error::from)?;
-        context.report(&SnapshotsListed {
+        context.report(&ContainerSnapshotsListed {
             container: place.folder.display().to_string(),
             snapshots: documents(&tree, context),
         })
@@ -110,12 +110,12 @@ impl Verb for SnapshotsArgs {
 
 /// Report of `container snapshots`.
 #[derive(Debug, Serialize)]
-struct SnapshotsListed {
+struct ContainerSnapshotsListed {
     container: String,
-    snapshots: Vec<SnapshotDocument>,
+    snapshots: Vec<ContainerSnapshotDocument>,
 }
 
-impl Report for SnapshotsListed {
+impl Report for ContainerSnapshotsListed {
     fn command(&self) -> &'static str {
         "container snapshots"
     }
@@ -161,7 +161,7 @@ struct ContainerShown {
     merge_pending: bool,
     growth_pending: bool,
     layers: Vec<LayerDocument>,
-    snapshots: Vec<SnapshotDocument>,
+    snapshots: Vec<ContainerSnapshotDocument>,
     traffic: Option<TrafficDocument>,
 }
 

@@ -45,7 +45,7 @@ verbs! {
         /// Unmount a container, and wait until everything is written
         "unmount" => Unmount(mount::UnmountContainerArgs),
         /// Take a snapshot, also while the container is used
-        "snapshot" => Snapshot(snapshot::SnapshotArgs),
+        "snapshot" => Snapshot(snapshot::ContainerSnapshotArgs),
         /// List the snapshots of a container
         "snapshots" => Snapshots(info::SnapshotsArgs),
         /// Go back to a snapshot

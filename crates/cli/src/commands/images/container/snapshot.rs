@@ -18,7 +18,7 @@ use crate::units;
 
 /// Arguments of `container snapshot`.
 #[derive(Debug, clap::Args)]
-pub(super) struct SnapshotArgs {
+pub(super) struct ContainerSnapshotArgs {
     #[command(flatten)]
     container: ContainerArg,
     /// A name for the snapshot
@@ -36,7 +36,7 @@ pub(super) struct SnapshotArgs {
     programs: RuntimeProgramArgs,
 }
 
-impl Verb for SnapshotArgs {
+impl Verb for ContainerSnapshotArgs {
     const EXAMPLES: &'static [Example] = &[
         Example {
             wish: "Take a snapshot before an upgrade",

@@ -6,7 +6,7 @@ use holdfast_host::qemu::{Layer, Layers, PointInTime, QemuDisk};
 use holdfast_host::qmp::query_with_retries;
 use holdfast_serve::nbd::client::{ALLOCATION_DEPTH, Endpoint, NbdDevice, NbdOptions};
 
-use super::{BitmapProof, Freezer, FrozenDevice, FrozenDisk};
+use super::{BitmapProof, FrozenDevice, FrozenDisk, GuestFreezer};
 use crate::capture::qemu::changes::{ReadAll, check_spots};
 use crate::capture::qemu::proof::{MARK_BYTES, NextBitmap, Proof};
 use crate::capture::sink::History;
@@ -15,7 +15,7 @@ use crate::job::{Job, Result};
 /// What has changed, or why that is not known.
 type BitmapResult<T> = std::result::Result<T, ReadAll>;
 
-impl<'a> Freezer<'a> {
+impl<'a> GuestFreezer<'a> {
     /// The layers of all disks, if a later backup uses a bitmap.
     pub(super) fn layers(&self, wanted: &[(String, QemuDisk)]) -> Result<Option<Layers>> {
         if self.names.is_none() || wanted.is_empty() {

@@ -3,14 +3,14 @@
 use holdfast_host::MachineEnd;
 use holdfast_host::qemu::{Layers, Pause, PointInTime, remove_bitmap};
 
-use super::{Freezer, FrozenMachine};
+use super::{FrozenMachine, GuestFreezer};
 use crate::capture::qemu::fate::Fate;
 use crate::job::error::ScratchOverrun;
 use crate::job::{Error, Interrupted, Result};
 use crate::machine::quiesce::Quiesced;
 use crate::machine::watchdog::Guard;
 
-impl Freezer<'_> {
+impl GuestFreezer<'_> {
     /// Removes everything. The bitmap of this point in time is kept if its snapshot was stored, otherwise the older
     /// ones are.
     pub(in crate::capture::qemu) fn finish<T>(&self, frozen: FrozenMachine<'_>, stored: &Result<T>) {

@@ -13,14 +13,14 @@ use holdfast_host::qemu::{Layers, PausePolicy, QemuDisk};
 use holdfast_host::qmp::query_with_retries;
 use holdfast_host::{FileKind, Links, MachineState};
 
-use super::Freezer;
+use super::GuestFreezer;
 use crate::job::{Job, Result};
 
 /// If a machine writes faster than its storage, writing out ends after this time.
 const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-impl Freezer<'_> {
+impl GuestFreezer<'_> {
     /// Writes out the host's cached data of these disks' images before the point in time. An image that cannot be
     /// opened is left to QEMU.
     pub(super) fn write_out(&self, wanted: &[(String, QemuDisk)], state: MachineState) -> Result<()> {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use holdfast_block::{BlockDevice, DirtyBitmap, ExtentKind};
 
-use super::super::handshake::Session;
+use super::super::handshake::NbdSession;
 use super::super::reply::{ReplyBuffer, ReplyTarget};
 use super::super::request::{Contexts, Extents, Request, RequestError, Terms, check_range};
 use super::ExecuteError;
@@ -19,7 +19,7 @@ const QUERY_COUNT_MAX: usize = 64;
 const DIRTY: u32 = 1;
 
 pub(super) fn block_status(
-    session: &Session,
+    session: &NbdSession,
     request: &Request,
     extents: Extents,
     contexts: Contexts,

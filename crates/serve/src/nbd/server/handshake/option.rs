@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::export::Export;
 use super::super::request::Terms;
-use super::{HandshakeEnd, Progress, ServerHandshake, ServerState, Session, TlsMode};
+use super::{HandshakeEnd, NbdSession, Progress, ServerHandshake, ServerState, TlsMode};
 use crate::nbd::wire::{
     ClientFlags, ExportFlags, Fields, HeaderStyle, InfoKind, OPTION_REPLY_MAGIC, OptionKind, OptionReplyKind,
     PAYLOAD_BYTES_MAX, STRING_BYTES_MAX,
@@ -212,7 +212,7 @@ impl ServerHandshake {
         Ok(export)
     }
 
-    fn session(&self, name: &str, export: Arc<Export>) -> Session {
+    fn session(&self, name: &str, export: Arc<Export>) -> NbdSession {
         let style = self.negotiated.style;
         let contexts = match &self.negotiated.contexts {
             Some((selected_for, contexts)) if selected_for == name => contexts.clone(),
@@ -229,7 +229,7 @@ impl ServerHandshake {
             size_bytes: export.device().reader().size_bytes(),
             contexts,
         };
-        Session { export, terms }
+        NbdSession { export, terms }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use holdfast_block::{DirtyBitmap, MemoryDevice};
 
 use super::super::export::{Export, FixedExports};
-use super::{HandshakeEnd, Progress, ServerHandshake, ServerState, Session, TlsMode};
+use super::{HandshakeEnd, NbdSession, Progress, ServerHandshake, ServerState, TlsMode};
 use crate::nbd::wire::HeaderStyle;
 use crate::server::export_device::ExportDevice;
 
@@ -59,7 +59,7 @@ fn answered(input_text: &str, expected: &str) -> Progress {
     progress
 }
 
-fn session(progress: Progress) -> Session {
+fn session(progress: Progress) -> NbdSession {
     match progress {
         Progress::Enter(session) => session,
         other => unreachable!("no session: {other:?}"),
