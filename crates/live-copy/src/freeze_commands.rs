@@ -21,6 +21,9 @@ const DONE: &str = "done";
 const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
 /// How long the other process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(70);
+/// Attempts to thaw when nothing else will.
+const THAW_COUNT: u32 = 30;
+const THAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Starts the process that calls the commands.
 pub type FreezeLauncher = dyn Fn() -> std::io::Result<LineProcess> + Send + Sync;
@@ -111,27 +114,29 @@ pub fn serve_freeze_commands(
         command: "a thread".to_owned(),
         reason: error.to_string(),
     })?;
-    let mut is_frozen = false;
+    let mut state = FreezeState::Unknown;
     loop {
-        let next = if is_frozen {
-            inbox.recv_timeout(commands.frozen_max)
-        } else {
-            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        let next = match state {
+            FreezeState::Frozen => inbox.recv_timeout(commands.frozen_max),
+            FreezeState::Unknown | FreezeState::Thawed => inbox.recv().map_err(|_| RecvTimeoutError::Disconnected),
         };
         let done = match next.as_deref() {
             Ok(FREEZE) => {
-                is_frozen = true;
-                call(&commands.freeze, &**clock).inspect_err(|_| {
-                    is_frozen = call(&commands.thaw, &**clock).is_err();
-                })
+                state = FreezeState::Frozen;
+                let frozen = call(&commands.freeze, &**clock);
+                if frozen.is_err() && call(&commands.thaw, &**clock).is_ok() {
+                    state = FreezeState::Thawed;
+                }
+                frozen
             }
-            Ok(THAW) => call(&commands.thaw, &**clock).inspect(|()| is_frozen = false),
+            Ok(THAW) if state == FreezeState::Thawed => Ok(()),
+            Ok(THAW) => call(&commands.thaw, &**clock).inspect(|()| state = FreezeState::Thawed),
             Ok(other) => Err(Error::Request {
                 reason: format!("{other:?} is not a request"),
             }),
             Err(RecvTimeoutError::Timeout) => {
-                call(&commands.thaw, &**clock)?;
-                is_frozen = false;
+                thaw_patiently(commands, &**clock)?;
+                state = FreezeState::Thawed;
                 continue;
             }
             Err(RecvTimeoutError::Disconnected) => break,
@@ -141,11 +146,31 @@ pub fn serve_freeze_commands(
             break;
         }
     }
-    if is_frozen {
-        call(&commands.thaw, &**clock)
-    } else {
-        Ok(())
+    match state {
+        FreezeState::Frozen => thaw_patiently(commands, &**clock),
+        FreezeState::Unknown | FreezeState::Thawed => Ok(()),
     }
+}
+
+/// What the process knows about the source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FreezeState {
+    /// A predecessor may have frozen it.
+    Unknown,
+    Frozen,
+    Thawed,
+}
+
+fn thaw_patiently(commands: &FreezeCommands, clock: &dyn Clock) -> Result<()> {
+    let mut result = call(&commands.thaw, clock);
+    for _ in 1..THAW_COUNT {
+        if result.is_ok() {
+            break;
+        }
+        clock.sleep(THAW_INTERVAL);
+        result = call(&commands.thaw, clock);
+    }
+    result
 }
 
 /// Calls a command by a shell.

@@ -87,8 +87,8 @@ impl PhaseTimes {
         }
     }
 
-    /// A state was entered, or continues.
-    pub(crate) fn enter(&mut self, state: SenderState, now: Duration, progress: &dyn Progress) {
+    /// A state was entered, or continues. The first pass is as long as the disk.
+    pub(crate) fn enter(&mut self, state: SenderState, now: Duration, progress: &dyn Progress, size_bytes: u64) {
         let phase = CopyPhase::of(state);
         if phase == self.current {
             return;
@@ -96,7 +96,10 @@ impl PhaseTimes {
         self.add(now);
         self.current = phase;
         match phase {
-            Some(CopyPhase::FullPass) => progress.phase("copying", Unit::Bytes),
+            Some(CopyPhase::FullPass) => {
+                progress.phase("copying", Unit::Bytes);
+                progress.total(size_bytes);
+            }
             Some(CopyPhase::Comparing) => progress.phase("comparing", Unit::Bytes),
             Some(CopyPhase::Rounds) => progress.phase("copying what was written meanwhile", Unit::Bytes),
             _ => {}

@@ -15,7 +15,7 @@ use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox, cha
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use holdfast_block::{Clock, error_text};
+use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job};
 use holdfast_transfer::{
     CopyPurpose, ErrorCode, Forecast, FreezeTrigger, HandoverReport, Message, Outcome, RangeContent, Sender,
@@ -196,7 +196,10 @@ impl Driver<'_> {
     fn feed(&mut self, event: SenderEvent) {
         let now = self.job.clock.now();
         self.sender.handle(event, now);
-        self.tally.phases.enter(self.sender.state(), now, self.job.progress);
+        let size_bytes = self.request.layout.size_bytes();
+        self.tally
+            .phases
+            .enter(self.sender.state(), now, self.job.progress, size_bytes);
         self.act();
     }
 
@@ -267,7 +270,7 @@ impl Driver<'_> {
             ..self.request.receive.clone()
         };
         let events = self.events.clone();
-        let clock = holdfast_block::SystemClock::new();
+        let clock = Arc::clone(&self.request.clock);
         // It is not waited for at the end: an attempt may take as long as the network lets it.
         let started = std::thread::Builder::new().name("connect".to_owned()).spawn(move || {
             clock.sleep(delay);
@@ -284,7 +287,7 @@ impl Driver<'_> {
         let connection = self.connection;
         let events = self.events.clone();
         let deliver = move |event| events.send(Event::Link { connection, event }).is_ok();
-        let clock: Arc<dyn Clock> = Arc::new(holdfast_block::SystemClock::new());
+        let clock = Arc::clone(&self.request.clock);
         let mut random = [0; 8];
         let linked = match self.request.randomness.fill(&mut random) {
             Ok(()) => Link::start(stream, clock, deliver).map_err(|error| error.to_string()),

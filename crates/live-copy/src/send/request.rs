@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use holdfast_block::Clock;
 use holdfast_transfer::{ConvergenceOptions, DiskId, Forecast, HandoverReport, SenderWarning, SessionId, UnitLayout};
 
 use crate::connect::Connector;
@@ -30,6 +31,8 @@ pub struct LiveCopyRequest<'a> {
     pub attempt_count_max: u32,
     /// For how long a lost connection is tried again.
     pub retry_time: Duration,
+    /// The clock of all threads.
+    pub clock: Arc<dyn Clock>,
     /// Randomness for the numbers of connections.
     pub randomness: &'a dyn holdfast_repo::key::Randomness,
     /// Name and version of the program.

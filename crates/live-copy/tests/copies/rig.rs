@@ -135,6 +135,7 @@ impl Rig {
             },
             attempt_count_max: 3,
             retry_time,
+            clock: Arc::new(SystemClock::new()),
             randomness: &SystemRandomness,
             program: "sender".to_owned(),
             observer: &Silent,

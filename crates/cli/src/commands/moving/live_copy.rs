@@ -5,6 +5,7 @@ mod report;
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileDevice, IoMode, for_each_extent};
@@ -295,6 +296,7 @@ impl LiveCopyArgs {
             },
             attempt_count_max: ATTEMPT_COUNT_MAX,
             retry_time: self.retry_for,
+            clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),
             observer: &ShownEvents {
