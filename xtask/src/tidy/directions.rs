@@ -53,6 +53,7 @@ pub(crate) const LEVELS: &[Level] = &[
             "host",
             "appliance",
             "serve",
+            "transfer",
             "engine",
             "daemon",
             "replicate",

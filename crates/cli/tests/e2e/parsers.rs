@@ -20,6 +20,7 @@ fn all_parsers() -> impl Iterator<Item = &'static Parser> {
         .chain(holdfast_host::hostile::PARSERS)
         .chain(holdfast_engine::hostile::PARSERS)
         .chain(holdfast_replicate::hostile::PARSERS)
+        .chain(holdfast_transfer::hostile::PARSERS)
 }
 
 fn names_in(folder: &Path) -> BTreeSet<String> {

@@ -171,6 +171,8 @@ impl Driver<'_> {
             if self.job.interrupt.is_requested() && !self.is_cancelled {
                 self.is_cancelled = true;
                 self.feed(SenderEvent::Cancel);
+                // A sender that waits for the answer to COMMIT goes on to ask. The source runs, whatever it is.
+                self.outcome.get_or_insert_with(|| Err(Error::Engine(Interrupted.into())));
             }
         }
     }
