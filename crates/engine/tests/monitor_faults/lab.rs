@@ -123,6 +123,11 @@ impl Lab {
         }
     }
 
+    /// Deletes all files. Backups whose command hangs for ever keep a reference to this.
+    pub(crate) fn delete_folder(&self) {
+        std::fs::remove_dir_all(self.folder.path()).unwrap();
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }

@@ -84,6 +84,7 @@ fn survives(scenario: &Scenario, start: usize, stride: usize) {
                     for at in commands.skip(share).step_by(share_count) {
                         survives_one(&lab, scenario, kind, at);
                     }
+                    lab.delete_folder();
                 });
             }
         }

@@ -172,7 +172,8 @@ impl Driver<'_> {
                 self.is_cancelled = true;
                 self.feed(SenderEvent::Cancel);
                 // A sender that waits for the answer to COMMIT goes on to ask. The source runs, whatever it is.
-                self.outcome.get_or_insert_with(|| Err(Error::Engine(Interrupted.into())));
+                self.outcome
+                    .get_or_insert_with(|| Err(Error::Engine(Interrupted.into())));
             }
         }
     }
