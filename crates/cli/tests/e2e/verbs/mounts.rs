@@ -490,11 +490,12 @@ fn an_image_is_mounted_with_its_backing_images() {
 
 /// A mounted image and an ext4 file system in its disk, which is mounted too.
 struct MountedFileSystem {
-    rig: Rig,
     image: String,
     inside: MountPoint,
     point: MountPoint,
     supervisor: Child,
+    /// Dropped last: its folder has the mount points.
+    rig: Rig,
 }
 
 impl MountedFileSystem {
@@ -517,11 +518,11 @@ impl MountedFileSystem {
         let disk = point.path("image.raw");
         system("mount", &["-o", "loop", text(&disk), text(&inside.0)]).unwrap();
         Self {
-            rig,
             image,
             inside,
             point,
             supervisor,
+            rig,
         }
     }
 
