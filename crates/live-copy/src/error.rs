@@ -129,6 +129,18 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
+    /// Another process uses the file that is to be replaced.
+    #[error("another process uses {}, which would be replaced", .path.display())]
+    TargetInUse {
+        /// The target.
+        path: PathBuf,
+    },
+    /// The target cannot be written or read.
+    #[error("the target failed: {reason}")]
+    Target {
+        /// Why.
+        reason: String,
+    },
     /// An interrupted copy of another disk is at the target.
     #[error("{} holds an interrupted copy of a disk of {found_bytes} bytes, this disk has {size_bytes}", .path.display())]
     OtherSize {
@@ -192,7 +204,9 @@ impl Error {
         match self {
             Self::TargetExists { .. } | Self::Engine(Job::DeviceExists { .. }) => RefusalKind::Exists,
             Self::NoSpace { .. } | Self::Engine(Job::TargetTooSmall { .. }) => RefusalKind::NoSpace,
-            Self::TargetBusy { .. } | Self::Engine(Job::DeviceInUse { .. }) => RefusalKind::Locked,
+            Self::TargetBusy { .. } | Self::TargetInUse { .. } | Self::Engine(Job::DeviceInUse { .. }) => {
+                RefusalKind::Locked
+            }
             Self::OtherSize { .. } | Self::Journal { .. } => RefusalKind::OtherCopy,
             Self::TargetKind { .. } | Self::TargetElsewhere { .. } => RefusalKind::NotAllowed,
             Self::Request { .. } => RefusalKind::OtherVersion,

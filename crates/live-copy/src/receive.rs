@@ -221,7 +221,7 @@ fn drive(
             }
         }
         if let Some(reason) = failure {
-            return Err(Error::Source { reason });
+            return Err(Error::Target { reason });
         }
         if is_closed {
             return Ok(knowledge);

@@ -5,7 +5,7 @@
 //! | file | content |
 //! |---|---|
 //! | `.NAME.holdfast-copy` | the disk |
-//! | `.NAME.holdfast-copy.journal` | what of it is durable ([format](../../../docs/format/transfer.md)) |
+//! | `.NAME.holdfast-copy.journal` | which parts of it are durable ([format](../../../docs/format/transfer.md)) |
 //!
 //! A block device is written in place, and its journal is in a folder of this host. The journal is locked while a
 //! receiver uses it.
@@ -40,6 +40,8 @@ enum Place {
         partial: PathBuf,
         path: PathBuf,
         existing: ExistingTarget,
+        /// Keeps machines away from the file that is replaced: they would write to a file without a name.
+        _replaced: Option<LockOutcome>,
     },
     BlockDevice(LockedDevice),
 }
@@ -88,21 +90,23 @@ impl Target {
             state = None;
         }
         if !is_owner && found.is_some() && request.existing == ExistingTarget::Refuse {
-            journal.discard_empty(state.is_none());
+            journal.discard_without(state.as_ref());
             return Err(Error::TargetExists { path: path.clone() });
         }
+        let replaced = lock_replaced(path).inspect_err(|_| journal.discard_without(state.as_ref()))?;
         let opened = match &state {
             None => create(&partial, request),
             Some(_) if is_owner && !partial.exists() => open_file(path),
             Some(_) => open_file(&partial),
         };
-        let (device, file) = opened.inspect_err(|_| journal.discard_empty(state.is_none()))?;
+        let (device, file) = opened.inspect_err(|_| journal.discard_without(state.as_ref()))?;
         let place = Place::File {
             device,
             file,
             partial,
             path: path.clone(),
             existing: request.existing,
+            _replaced: replaced,
         };
         let target = Self { place, journal };
         if is_owner {
@@ -135,7 +139,7 @@ impl Target {
         }
         let state = journal.state(request)?;
         let opened = open_block_target(path, overwrite, request.size_bytes).map_err(Error::from);
-        let device = opened.inspect_err(|_| journal.discard_empty(state.is_none()))?;
+        let device = opened.inspect_err(|_| journal.discard_without(state.as_ref()))?;
         let place = Place::BlockDevice(device);
         Ok((Self { place, journal }, state))
     }
@@ -284,12 +288,30 @@ impl LockedJournal {
         cleared.map_err(|source| self.failed("shorten", source))
     }
 
-    /// Deletes a journal that holds nothing, before an error is returned.
-    fn discard_empty(&self, is_empty: bool) {
-        if is_empty {
+    /// Deletes a journal without a state, before an error is returned.
+    fn discard_without(&self, state: Option<&JournalState>) {
+        if state.is_none() {
             // The error that follows matters more.
             std::fs::remove_file(&self.path).ok();
         }
+    }
+}
+
+/// Locks the file that is to be replaced, if there is one.
+fn lock_replaced(path: &Path) -> Result<Option<LockOutcome>> {
+    let failed = |action, source| Error::File {
+        action,
+        path: path.to_owned(),
+        source,
+    };
+    let file = match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(failed("open", source)),
+    };
+    match lock_file(&file).map_err(|source| failed("lock", source))? {
+        LockOutcome::HeldElsewhere => Err(Error::TargetInUse { path: path.to_owned() }),
+        lock => Ok(Some(lock)),
     }
 }
 

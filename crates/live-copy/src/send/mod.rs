@@ -101,7 +101,7 @@ enum Event {
         event: LinkEvent,
     },
     Opened(Result<ByteStream>),
-    /// The source could not be frozen; the sender is told by another event.
+    /// The source could not be frozen. The sender gets an event of its own.
     NotFrozen(String),
     NotThrottled,
 }
@@ -171,7 +171,7 @@ impl Driver<'_> {
             if self.job.interrupt.is_requested() && !self.is_cancelled {
                 self.is_cancelled = true;
                 self.feed(SenderEvent::Cancel);
-                // A sender that waits for the answer to COMMIT goes on to ask. The source runs, whatever it is.
+                // A sender that waits for the answer to COMMIT ignores the request to cancel. The source runs in any case.
                 self.outcome
                     .get_or_insert_with(|| Err(Error::Engine(Interrupted.into())));
             }

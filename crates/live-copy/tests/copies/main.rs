@@ -122,6 +122,18 @@ fn a_target_that_exists_is_kept_unless_it_is_to_be_replaced() {
     );
     let mut request = rig.request(&device);
     request.existing = ExistingTarget::Replace;
+    let used = std::fs::File::options().write(true).open(rig.target_path()).unwrap();
+    let lock = holdfast_block::lock_file(&used).unwrap();
+    let error = rig.copy_as(&StillSource::new(&device), rig.local(), request.clone(), Duration::ZERO);
+    let Err(Error::Refused { reason, .. }) = error else {
+        panic!("{error:?}")
+    };
+    assert!(reason.contains("another process uses"), "{reason}");
+    assert_eq!(
+        (rig.target(), rig.files()),
+        (b"old".to_vec(), vec!["target".to_owned()])
+    );
+    drop((lock, used));
     rig.copy_as(&StillSource::new(&device), rig.local(), request, Duration::ZERO)
         .unwrap();
     assert!(rig.target() == content_of(&device));
@@ -153,7 +165,7 @@ fn an_interrupted_copy_of_another_disk_is_refused_until_it_is_deleted() {
     assert!(rig.target() == content_of(&second));
 }
 
-/// A source that writes faster than it is copied is told so, and was never frozen.
+/// The copy of a source that writes too fast ends with an error, and the source was never frozen.
 #[test]
 fn a_source_that_writes_too_fast_is_not_frozen() {
     let rig = Rig::new().with_frozen_max(Duration::ZERO);

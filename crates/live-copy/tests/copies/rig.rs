@@ -47,7 +47,7 @@ impl Rig {
         Self { frozen_max, ..self }
     }
 
-    fn target_path(&self) -> PathBuf {
+    pub(super) fn target_path(&self) -> PathBuf {
         self.folder.path().join("target")
     }
 

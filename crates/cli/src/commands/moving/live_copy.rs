@@ -388,7 +388,7 @@ impl CopyObserver for ShownEvents<'_> {
     fn warning(&self, warning: CopyWarning) {
         let text = match warning {
             CopyWarning::Protocol(SenderWarning::PromiseNotKept { frozen }) => format!(
-                "the source was frozen for {}, longer than permitted, and was thawed; the copy goes on",
+                "the source was frozen for {}, longer than permitted, and was thawed; the copy continues",
                 units::duration(frozen)
             ),
             CopyWarning::Protocol(SenderWarning::SyncWhileFrozen) => {
@@ -432,7 +432,7 @@ pub(super) fn copy_error(error: CopyError) -> Error {
         CopyError::TargetExists { .. } => of_kind(RefusalKind::Exists),
         CopyError::TargetKind { .. } | CopyError::TargetElsewhere { .. } => of_kind(RefusalKind::NotAllowed),
         CopyError::NoSpace { .. } => of_kind(RefusalKind::NoSpace),
-        CopyError::TargetBusy { .. } => of_kind(RefusalKind::Locked),
+        CopyError::TargetBusy { .. } | CopyError::TargetInUse { .. } => of_kind(RefusalKind::Locked),
         CopyError::OtherSize { .. } | CopyError::Journal { .. } => of_kind(RefusalKind::OtherCopy),
         CopyError::Request { .. } | CopyError::Protocol { .. } => of_kind(RefusalKind::OtherVersion),
         CopyError::NotConverging(_) | CopyError::FrozenTooLong { .. } => refused(
