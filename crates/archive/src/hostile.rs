@@ -61,6 +61,7 @@ pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("packed_index", "zstd", zstd.clone()),
         ("packed_stream", "gzip", gzip),
         ("packed_stream", "zstd", zstd),
+        ("packed_stream", "xz", xz()),
         ("ova", "disk", package()),
         ("vma", "interleaved", vma_hostile::interleaved()),
         ("vma", "written", vma_hostile::written()),
@@ -85,6 +86,14 @@ fn packed(packing: Packing) -> Vec<u8> {
     std::io::copy(&mut std::io::repeat(7).take(3000), &mut packer).expect("memory");
     packer.finish().expect("memory");
     receiver.into_iter().flatten().collect()
+}
+
+fn xz() -> Vec<u8> {
+    let mut packed = Vec::new();
+    liblzma::bufread::XzEncoder::new(&[7; 3000][..], 0)
+        .read_to_end(&mut packed)
+        .expect("memory");
+    packed
 }
 
 /// Sends written bytes over a channel.

@@ -19,7 +19,6 @@ use holdfast_block::Threads;
 const OTHER_PACKERS: &[(&[u8], &str, &str)] = &[
     // Proxmox VE compressed backups with it for years.
     (b"\x89LZO", "lzop", "lzop -dc"),
-    (b"\xfd7zX", "xz", "xz -dc"),
     (b"BZh", "bzip2", "bzip2 -dc"),
     (b"\x04\x22\x4d\x18", "lz4", "lz4 -dc"),
     (b"LZIP", "lzip", "lzip -dc"),

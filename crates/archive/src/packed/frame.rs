@@ -17,6 +17,8 @@ pub enum Packing {
     Gzip,
     /// zstd, RFC 8878.
     Zstd,
+    /// xz. It is read, and never written.
+    Xz,
 }
 
 impl Packing {
@@ -25,6 +27,7 @@ impl Packing {
         match start {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
+            [0xfd, b'7', b'z', b'X', ..] => Self::Xz,
             _ => Self::None,
         }
     }
@@ -35,6 +38,7 @@ impl Packing {
             Self::None => "none",
             Self::Gzip => "gzip",
             Self::Zstd => "zstd",
+            Self::Xz => "xz",
         }
     }
 }

@@ -104,7 +104,7 @@ impl PackedIndex {
     pub(crate) fn encode(&self, packing: Packing) -> io::Result<Vec<u8>> {
         match packing {
             Packing::Gzip => self.encode_gzip(),
-            Packing::Zstd | Packing::None => self.encode_zstd(),
+            Packing::Zstd | Packing::Xz | Packing::None => self.encode_zstd(),
         }
     }
 
@@ -148,7 +148,7 @@ impl PackedIndex {
         match packing {
             Packing::Gzip => Self::read_gzip(file_bytes, read),
             Packing::Zstd => Self::read_zstd(file_bytes, read),
-            Packing::None => Err(Error::NoIndex),
+            Packing::Xz | Packing::None => Err(Error::NoIndex),
         }
     }
 

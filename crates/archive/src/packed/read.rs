@@ -160,12 +160,12 @@ impl Inner {
         }
         let unpacked = match self.packing {
             Packing::Gzip => gzip::unpack(&mut libdeflater::Decompressor::new(), &packed, length),
-            Packing::Zstd | Packing::None => zstd::bulk::decompress(&packed, length),
+            Packing::Zstd | Packing::Xz | Packing::None => zstd::bulk::decompress(&packed, length),
         };
         let unpacked = unpacked.map_err(|error| damaged(entry, error.to_string()))?;
         let checksum = match self.packing {
             Packing::Gzip => libdeflater::crc32(&unpacked),
-            Packing::Zstd | Packing::None => low_half(xxh64(&unpacked)),
+            Packing::Zstd | Packing::Xz | Packing::None => low_half(xxh64(&unpacked)),
         };
         if unpacked.len() != length {
             let detail = format!("it holds {} bytes; the index says {length}", unpacked.len());

@@ -110,6 +110,55 @@ fn single_frame_streams_of_other_programs_are_unpacked() {
     }
 }
 
+fn xz(bytes: &[u8], dictionary_bytes: u32) -> Vec<u8> {
+    let mut options = liblzma::stream::LzmaOptions::new_preset(1).unwrap();
+    options.dict_size(dictionary_bytes);
+    let mut filters = liblzma::stream::Filters::new();
+    filters.lzma2(&options);
+    let encoder = liblzma::stream::Stream::new_stream_encoder(&filters, liblzma::stream::Check::Crc64).unwrap();
+    let mut packed = Vec::new();
+    liblzma::bufread::XzEncoder::new_stream(bytes, encoder)
+        .read_to_end(&mut packed)
+        .unwrap();
+    packed
+}
+
+#[test]
+fn streams_of_xz_are_unpacked() {
+    let bytes = stream(3_000_000);
+    let file = xz(&bytes, 1 << 20);
+    assert_eq!(unpacked(&file).unwrap(), (Packing::Xz, bytes.clone()));
+    // Several streams, with the padding that the format permits.
+    let both = [&file[..], &[0; 8], &file].concat();
+    assert_eq!(unpacked(&both).unwrap().1, [&bytes[..], &bytes].concat());
+    assert_eq!(unpacked(&xz(&[], 4096)).unwrap(), (Packing::Xz, Vec::new()));
+    for length in (5..file.len()).step_by(50_003).chain([file.len() - 1]) {
+        let error = unpacked(&file[..length]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof, "{length}: {error}");
+        assert!(error.to_string().contains("was cut off"), "{length}: {error}");
+    }
+    for at in (5..file.len()).step_by(75_001) {
+        let mut changed = file.clone();
+        changed[at] ^= 0x10;
+        assert!(unpacked(&changed).is_err(), "{at}");
+    }
+    let error = unpacked(&[&file[..], b"what is not of this format"].concat()).unwrap_err();
+    assert!(error.to_string().contains("is damaged"), "{error}");
+}
+
+#[test]
+fn a_stream_of_xz_that_takes_too_much_memory_is_refused_with_advice() {
+    let mut file = xz(&stream(1000), 1 << 20);
+    // The dictionary size of the first filter of the block header, which has a checksum: 1 MiB becomes 768 MiB.
+    let header = 12..24;
+    assert_eq!(file[header.start + 4], 16);
+    file[header.start + 4] = 35;
+    let checksum = libdeflater::crc32(&file[header.start..header.end - 4]);
+    file[header.end - 4..header.end].copy_from_slice(&checksum.to_le_bytes());
+    let error = unpacked(&file).unwrap_err();
+    assert!(error.to_string().contains("xz -dc FILE"), "{error}");
+}
+
 #[test]
 fn a_packed_stream_that_is_cut_off_or_changed_is_an_error() {
     let bytes = stream(2_500_000);

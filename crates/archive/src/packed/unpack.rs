@@ -1,7 +1,7 @@
-//! Unpacks a stream if it is compressed: gzip and zstd are detected by their first bytes.
+//! Unpacks a stream if it is compressed: gzip, zstd and xz are detected by their first bytes.
 //!
 //! Frames of bounded length, as `holdfast compress` and other parallel programs write them, are unpacked on all cores; a single long frame, on one
-//! thread besides the reader's.
+//! thread besides the reader's. Streams of xz are always unpacked on one thread.
 
 #![deny(clippy::indexing_slicing)]
 #![cfg_attr(not(test), deny(clippy::string_slice))]
@@ -23,6 +23,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 const AHEAD_BYTES: usize = 64 << 10;
 /// The error message of zstd for a frame that needs a larger window than its decoder allows by default.
 const ZSTD_WINDOW: &str = "requires too much memory";
+/// Memory for the dictionary of xz. `xz -9`, the largest preset, needs half of it.
+const XZ_MEMORY_BYTES_MAX: u64 = 128 << 20;
 /// An unpacked stream.
 pub struct Unpacked {
     packing: Packing,
@@ -62,6 +64,7 @@ impl Unpacked {
             Packing::None => Source::Plain(input),
             Packing::Gzip => Source::chunks(Unpacking::new(input, Packing::Gzip, &may_be_cut), threads),
             Packing::Zstd => Source::chunks(Unpacking::new(input, Packing::Zstd, &may_be_cut), threads),
+            Packing::Xz => Source::chunks(Unpacking::of_stream(xz_decoder(input)?, &may_be_cut), threads),
         };
         Ok(Self {
             packing,
@@ -155,16 +158,39 @@ impl Source {
     }
 }
 
+fn xz_decoder(input: Input) -> io::Result<Box<dyn Read + Send>> {
+    let decoder = liblzma::stream::Stream::new_stream_decoder(XZ_MEMORY_BYTES_MAX, liblzma::stream::CONCATENATED)?;
+    let input = BufReader::with_capacity(AHEAD_BYTES, input);
+    Ok(Box::new(liblzma::bufread::XzDecoder::new_stream(input, decoder)))
+}
+
+/// Whether a stream of xz needs more memory than [`XZ_MEMORY_BYTES_MAX`].
+fn is_xz_memory(error: &io::Error) -> bool {
+    let of_xz = error.get_ref().and_then(|inner| inner.downcast_ref());
+    matches!(of_xz, Some(liblzma::stream::Error::MemLimit))
+}
+
 /// Marks errors of decompression as damage, and keeps errors of the operating system.
 fn damaged(error: io::Error) -> io::Error {
+    if is_xz_memory(&error) {
+        return io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the packed stream takes more than 128 MiB of memory to unpack: unpack it on the way, xz -dc FILE | holdfast ...",
+        );
+    }
     if error.to_string().contains(ZSTD_WINDOW) {
         return io::Error::new(
             io::ErrorKind::Unsupported,
             "the packed stream takes more than 128 MiB of memory to unpack: unpack it on the way, zstd -dc --long=31 FILE | holdfast ...",
         );
     }
-    let is_of_stream = error.raw_os_error().is_none() && error.kind() != io::ErrorKind::UnexpectedEof;
-    if is_of_stream {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            "the packed stream ends early: it was cut off",
+        );
+    }
+    if error.raw_os_error().is_none() {
         io::Error::new(
             io::ErrorKind::InvalidData,
             format!("the packed stream is damaged: {error}"),
@@ -194,15 +220,23 @@ enum UnpackState {
     Frames(Input, Packing),
     /// A member of gzip, unpacked in pieces.
     Member(Box<GzDecoder<BufReader<Input>>>),
-    /// The rest of a zstd stream, unpacked in pieces.
+    /// The rest of a zstd stream, or a stream of xz, unpacked in pieces.
     Stream(Box<dyn Read + Send>),
     Finished,
 }
 
 impl Unpacking {
     fn new(input: Input, packing: Packing, may_be_cut: &Arc<AtomicBool>) -> Self {
+        Self::of_state(UnpackState::Frames(input, packing), may_be_cut)
+    }
+
+    fn of_stream(stream: Box<dyn Read + Send>, may_be_cut: &Arc<AtomicBool>) -> Self {
+        Self::of_state(UnpackState::Stream(stream), may_be_cut)
+    }
+
+    fn of_state(state: UnpackState, may_be_cut: &Arc<AtomicBool>) -> Self {
         Self {
-            state: UnpackState::Frames(input, packing),
+            state,
             gzip: GzipValidator::default(),
             zstd: ZstdValidator::default(),
             may_be_cut: Arc::clone(may_be_cut),
@@ -223,7 +257,7 @@ impl Unpacking {
     fn frame(&mut self, mut input: Input, packing: Packing) -> (Option<UnpackTask>, UnpackState) {
         let frame = match packing {
             Packing::Gzip => gzip::read_member(&mut input),
-            Packing::Zstd | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
+            Packing::Zstd | Packing::Xz | Packing::None => zstd_read::read_frame(&mut input, &mut self.zstd),
         };
         // Each block of Holdfast is a separate member: without validation, a truncated stream or a missing block would
         // not be detected.
@@ -246,7 +280,7 @@ impl Unpacking {
             Ok(Frame::Whole { bytes, unpacked_bytes }) => {
                 let part = match packing {
                     Packing::Gzip => UnpackTask::Gzip { bytes, unpacked_bytes },
-                    Packing::Zstd | Packing::None => UnpackTask::Zstd { bytes, unpacked_bytes },
+                    Packing::Zstd | Packing::Xz | Packing::None => UnpackTask::Zstd { bytes, unpacked_bytes },
                 };
                 (Some(part), UnpackState::Frames(input, packing))
             }

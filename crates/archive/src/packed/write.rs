@@ -37,7 +37,7 @@ impl PackOptions {
     fn block_bytes(&self) -> usize {
         match self.packing {
             Packing::Gzip => GZIP_BLOCK_BYTES,
-            Packing::Zstd | Packing::None => ZSTD_BLOCK_BYTES,
+            Packing::Zstd | Packing::Xz | Packing::None => ZSTD_BLOCK_BYTES,
         }
     }
 
@@ -47,6 +47,12 @@ impl PackOptions {
             Packing::Gzip => (GZIP_LEVEL, 12),
             Packing::Zstd => (ZSTD_LEVEL, 19),
             Packing::None => return Ok(0),
+            Packing::Xz => {
+                return Err(Error::InvalidOption {
+                    option: "packing",
+                    detail: "streams are not written with xz: use zstd, which is faster".to_owned(),
+                });
+            }
         };
         let level = self.level.unwrap_or(default);
         if (1..=most).contains(&level) {
@@ -240,7 +246,7 @@ fn worker(
                 (checksum.unwrap_or_else(|| low_half(xxh64(&bytes))), packed)
             }
             (Packing::Zstd, Some(Err(error))) => return Err(io::Error::other(error.to_string())),
-            (Packing::Zstd | Packing::None, _) => {
+            (Packing::Zstd | Packing::Xz | Packing::None, _) => {
                 return Ok(PackedBlock {
                     bytes,
                     unpacked_bytes,

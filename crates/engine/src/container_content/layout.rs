@@ -25,7 +25,6 @@ const COPY_BYTES: usize = 1 << 20;
 
 /// Compressions that have to be unpacked by their program.
 const OTHER_PACKERS: &[(&[u8], &str)] = &[
-    (b"\xfd7zX", "xz"),
     (b"BZh", "bzip2"),
     (b"\x04\x22\x4d\x18", "lz4"),
     (b"LZIP", "lzip"),

@@ -198,14 +198,16 @@ fn compressed_archives_are_unpacked_or_refused_with_advice() {
         directory.path(),
         "tar -C tree -cf plain.tar . && gzip -k plain.tar && zstd -q plain.tar && xz -k plain.tar",
     );
-    for name in ["plain.tar", "plain.tar.gz", "plain.tar.zst"] {
+    for name in ["plain.tar", "plain.tar.gz", "plain.tar.zst", "plain.tar.xz"] {
         let root = folder(directory.path(), &format!("{name}-root"));
         from_tar(&directory.path().join(name), &root).unwrap();
         assert_eq!(read(&root.join("file")), b"content");
     }
-    let root = folder(directory.path(), "xz");
-    let error = from_tar(&directory.path().join("plain.tar.xz"), &root).unwrap_err();
-    assert!(holdfast_block::error_text(&error).contains("xz -dc FILE"), "{error}");
+    let root = folder(directory.path(), "bzip2");
+    let archive = directory.path().join("plain.tar.bz2");
+    write(&archive, b"BZh91AY&SY");
+    let error = from_tar(&archive, &root).unwrap_err();
+    assert!(holdfast_block::error_text(&error).contains("bzip2 -dc FILE"), "{error}");
 }
 
 #[test]

@@ -243,12 +243,7 @@ fn a_vma_is_detected_by_its_first_bytes_packed_or_not() {
         assert_eq!(read(&mut *archive.reader).unwrap(), [vec![5; 70_000]]);
     }
     let refusal = |bytes: &'static [u8]| open(Box::new(bytes), options).map(|_| ()).unwrap_err();
-    for packed in [
-        &b"\x89LZO\0\r\n\x1a\n"[..],
-        b"\xfd7zXZ\0\0",
-        b"BZh91AY",
-        b"\x04\x22\x4d\x18",
-    ] {
+    for packed in [&b"\x89LZO\0\r\n\x1a\n"[..], b"BZh91AY", b"\x04\x22\x4d\x18"] {
         assert!(matches!(refusal(packed), Error::Unsupported { .. }), "{packed:?}");
     }
     for other in [&b""[..], b"VM", b"VMA", b"VMDK and so on"] {

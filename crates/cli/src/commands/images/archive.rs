@@ -33,7 +33,7 @@ verbs! {
     enum ArchiveVerb {
         /// Show the machine in an archive
         "info" => ArchiveInfo(ArchiveInfoArgs),
-        /// Read a machine archive, or any gzip or zstd stream, to its end and check its checksums
+        /// Read a machine archive, or any gzip, zstd or xz stream, to its end and check its checksums
         "check" => Check(ArchiveCheckArgs),
         /// Write a part of a compressed stream to standard output
         "read" => Read(ReadArgs),
@@ -106,7 +106,7 @@ struct ArchiveInfoArgs {
 /// Arguments of `archive check`.
 #[derive(Debug, clap::Args)]
 struct ArchiveCheckArgs {
-    /// The archive, or a file that is packed by gzip or zstd; - for an archive from standard input
+    /// The archive, or a file that is packed by gzip, zstd or xz; - for an archive from standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
     #[command(flatten)]

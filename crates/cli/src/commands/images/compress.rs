@@ -189,7 +189,7 @@ fn unpack(
 /// bytes.
 fn not_packed(start: &[u8]) -> ArchiveError {
     let is_cut = |magic: &[u8]| magic.starts_with(start);
-    if is_cut(&[0x1f, 0x8b]) || is_cut(&[0x28, 0xb5, 0x2f, 0xfd]) {
+    if is_cut(&[0x1f, 0x8b]) || is_cut(&[0x28, 0xb5, 0x2f, 0xfd]) || is_cut(b"\xfd7zX") {
         return ArchiveError::CutOff {
             what: "the packed stream",
             offset: 0,
@@ -198,7 +198,7 @@ fn not_packed(start: &[u8]) -> ArchiveError {
     ArchiveError::Corrupt {
         what: "packed stream",
         offset: 0,
-        detail: "it begins neither as gzip's do nor as those of zstd".to_owned(),
+        detail: "it is not compressed with gzip, zstd or xz".to_owned(),
     }
 }
 

@@ -29,7 +29,7 @@ use crate::units;
 #[derive(Debug, clap::Args)]
 #[expect(clippy::struct_excessive_bools, reason = "options that are given or not")]
 pub(crate) struct ImportArgs {
-    /// The archive (XVA, OVA or VMA; plain, gzip or zstd), or `-` for standard input
+    /// The archive (XVA, OVA or VMA; plain, gzip, zstd or xz), or `-` for standard input
     #[arg(value_name = "ARCHIVE")]
     archive: PathBuf,
     /// Write images and a libvirt configuration to this new folder, instead of a snapshot
