@@ -26,7 +26,7 @@ pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
 pub use hypervisor::traits::{Hypervisor, HypervisorMut, KeptStates, MEMORY_PIPE, Machine, Resumption};
 pub use storage::retries::retry_while_in_use;
-pub use system::allocator::map_large_buffers;
+pub use system::allocator::{keep_request_buffers, map_large_buffers};
 pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use holdfast_block::SystemClock;
 use holdfast_engine::{Error as JobError, InstantError, InstantJob, paper_key, serve_instantly};
+use holdfast_host::keep_request_buffers;
 use holdfast_repo::Repository;
 use holdfast_serve::nbd::Event;
 
@@ -55,6 +56,7 @@ fn run(args: &LiveServerArgs, context: &Context) -> Result<Exit, Error> {
     let (events, clock) = (Arc::new(events), Arc::clone(context.clock()));
     let mut left = Ok(());
     let mut ready = || left = leave(args);
+    keep_request_buffers();
     context.work(1, |job| {
         serve_instantly(&repository, &args.folder, events, clock, job, &mut ready)
     })?;

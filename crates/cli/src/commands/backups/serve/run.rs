@@ -9,6 +9,7 @@ use holdfast_engine::{
     ControlPlace, ExportStatus, IscsiOptions, NbdOptions, ServeRequest, ServeSource, SourceChoice, VhostUserOptions,
     serve,
 };
+use holdfast_host::keep_request_buffers;
 
 use super::sources::OVERLAY_DEFAULT;
 use crate::context::Context;
@@ -52,6 +53,7 @@ pub(super) fn run_server(plan: ServerPlan, context: &Context) -> Result<Exit, Er
     } else {
         None
     };
+    keep_request_buffers();
     let request = ServeRequest {
         choice: plan.choice,
         zone: context.zone().clone(),
