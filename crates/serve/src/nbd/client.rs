@@ -31,7 +31,7 @@ mod uri;
 mod violation;
 
 pub use block_status::StatusExtent;
-pub use connect::{NbdOptions, describe_export, list_exports};
+pub use connect::{ExportContent, NbdOptions, describe_export, list_exports};
 pub use device::{NbdDevice, NbdStopper};
 pub use device_mut::NbdDeviceMut;
 pub use error::{Error, Loss, Result};

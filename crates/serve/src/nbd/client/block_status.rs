@@ -9,7 +9,7 @@ use super::command::ClientCommand;
 use super::read_ahead::{BorrowedStatuses, Visit, WINDOW_MAX};
 use super::status::Descriptor;
 use super::violation::Violation;
-use super::{ALLOCATION, ALLOCATION_DEPTH, DIRTY_BITMAP, Error, NbdDevice, Result};
+use super::{ALLOCATION, ALLOCATION_DEPTH, DIRTY_BITMAP, Error, ExportContent, NbdDevice, Result};
 use crate::nbd::wire::{AllocationFlags, HeaderStyle};
 
 /// Longest query: nearly as much as 32 bits can hold, in whole clusters of every format.
@@ -131,7 +131,11 @@ impl NbdDevice {
         if range.is_empty() {
             return Ok(range.start);
         }
-        let mut borrowed = read_ahead.borrow(&range);
+        let content = self.content();
+        let mut borrowed = match content {
+            ExportContent::Fixed => read_ahead.borrow(&range),
+            ExportContent::Changing => BorrowedStatuses::unknown(),
+        };
         let mut at = range.start;
         let mut was_asked = false;
         loop {
@@ -148,10 +152,14 @@ impl NbdDevice {
                 return Err(Error::Violation { server, violation });
             }
             self.ask(context, &mut borrowed, at, range.end)?;
-            borrowed.window = (borrowed.window * 2).min(WINDOW_MAX);
+            if content == ExportContent::Fixed {
+                borrowed.window = (borrowed.window * 2).min(WINDOW_MAX);
+            }
             was_asked = true;
         }
-        read_ahead.put_back(borrowed, at);
+        if content == ExportContent::Fixed {
+            read_ahead.put_back(borrowed, at);
+        }
         Ok(at)
     }
 

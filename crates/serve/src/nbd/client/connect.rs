@@ -16,6 +16,15 @@ use super::violation::Violation;
 use super::{Endpoint, Error, Stream};
 use crate::nbd::wire::STRING_BYTES_MAX;
 
+/// Whether others change an export while this client is connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExportContent {
+    /// They do not. Block status that the server has reported beyond a request is kept for the next one.
+    Fixed,
+    /// They do, as the guest whose disk is exported. Each request for block status is sent to the server.
+    Changing,
+}
+
 /// Options of a client.
 #[derive(Clone)]
 pub struct NbdOptions {
@@ -34,6 +43,8 @@ pub struct NbdOptions {
     pub piece_bytes: u32,
     /// Bytes that one operation has in flight at a time.
     pub in_flight_bytes: u64,
+    /// Whether others change the export.
+    pub content: ExportContent,
     /// TLS configuration; without it the connection is not encrypted.
     pub tls: Option<TlsClient>,
     /// The clock.
@@ -51,6 +62,7 @@ impl Default for NbdOptions {
             request_timeout: Duration::from_secs(300),
             piece_bytes: 256 << 10,
             in_flight_bytes: 8 << 20,
+            content: ExportContent::Fixed,
             tls: None,
             clock: Arc::new(SystemClock::new()),
             is_stopped: None,

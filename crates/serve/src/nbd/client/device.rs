@@ -15,7 +15,7 @@ use super::error::Loss;
 use super::export::ExportInfo;
 use super::read_ahead::ReadAhead;
 use super::uri::{NbdUri, Security};
-use super::{ALLOCATION, Endpoint, Error, NbdOptions, Result};
+use super::{ALLOCATION, Endpoint, Error, ExportContent, NbdOptions, Result};
 
 /// Time limit of each further connection: a busy server may not accept it for long.
 const FURTHER_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -210,6 +210,10 @@ impl NbdDevice {
         self.read_aheads
             .iter()
             .for_each(|(_, read_ahead)| read_ahead.invalidate());
+    }
+
+    pub(super) fn content(&self) -> ExportContent {
+        self.options.content
     }
 
     pub(super) fn server(&self) -> String {

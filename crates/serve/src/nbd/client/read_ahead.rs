@@ -233,6 +233,17 @@ pub(super) struct BorrowedStatuses {
     generation: u64,
 }
 
+impl BorrowedStatuses {
+    /// Nothing is known, and nothing is asked ahead.
+    pub(super) fn unknown() -> Self {
+        Self {
+            statuses: StatusCache::default(),
+            window: 1,
+            generation: 0,
+        }
+    }
+}
+
 impl ReadAhead {
     fn lock(&self) -> MutexGuard<'_, ReadAheadState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)

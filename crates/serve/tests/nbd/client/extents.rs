@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use holdfast_block::{BlockDevice, BlockDeviceMut, Extent, ExtentKind, for_each_extent};
-use holdfast_serve::nbd::client::{Error, NbdDevice, NbdOptions, StatusExtent, describe_export};
+use holdfast_serve::nbd::client::{Error, ExportContent, NbdDevice, NbdOptions, StatusExtent, describe_export};
 
 use super::peer::{Server, run};
 
@@ -81,6 +81,30 @@ fn writes_are_visible_to_the_next_query() {
     let list = device.extents(1 << 20..64 << 20, 3).unwrap();
     let ends: Vec<u64> = list.iter().map(Extent::end).collect();
     assert_eq!(ends, [2 << 20, (2 << 20) + 32_768, (2 << 20) + 65_536]);
+}
+
+/// Status of later ranges that the server reports with an earlier one is out of date when they are queried.
+#[test]
+fn the_status_of_an_export_that_others_change_is_current() {
+    let server = Server::nbdkit(&["memory", "64M"]);
+    let other = server.device_mut();
+    for number in 0..64u64 {
+        other.write_at(&vec![1; 32_768], number << 20).unwrap();
+    }
+    let options = NbdOptions {
+        content: ExportContent::Changing,
+        ..NbdOptions::default()
+    };
+    let device = NbdDevice::connect(&server.endpoint(), "", options).unwrap();
+    for number in 0..63u64 {
+        let (start, next) = (number << 20, (number + 1) << 20);
+        let list = device.extents(start..start + (64 << 10), 2).unwrap();
+        assert!(list.iter().any(|extent| extent.kind == ExtentKind::Data), "{number}");
+        other.write_zeroes(next..next + (64 << 10)).unwrap();
+        let list = device.extents(next..next + (64 << 10), 2).unwrap();
+        assert!(list.iter().all(|extent| extent.kind == ExtentKind::Zero), "{number}");
+        other.write_at(&vec![1; 32_768], next).unwrap();
+    }
 }
 
 /// The server answers every query with a single extent.
