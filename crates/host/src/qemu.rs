@@ -23,7 +23,9 @@ mod point_in_time;
 pub mod qmp;
 mod remove;
 mod serving;
+mod tracking;
 mod version;
+mod write_limit;
 
 pub use context::DiskContext;
 pub use copy::PartCopier;
@@ -41,4 +43,6 @@ pub use point_in_time::{
 };
 pub use remove::{drop_idle_files, remove_run, runs_in};
 pub use serving::{NotServed, no_filter};
+pub use tracking::{TakenMarks, TrackingRequest, WriteTracker};
 pub use version::QemuVersion;
+pub use write_limit::{WriteLimit, limit_writes, unlimit_writes};

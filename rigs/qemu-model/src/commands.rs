@@ -48,6 +48,7 @@ impl State {
             "block-dirty-bitmap-remove" => self.remove_bitmap(arguments),
             "block-dirty-bitmap-merge" => self.merge_bitmap(arguments),
             "block-dirty-bitmap-clear" => self.clear_bitmap(arguments),
+            "block-dirty-bitmap-disable" => self.disable_bitmap(arguments),
             "nbd-server-start" => self.start_server(arguments, context),
             "nbd-server-stop" => self.stop_server(context),
             "block-export-add" => self.add_export(arguments),

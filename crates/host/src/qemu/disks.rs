@@ -131,6 +131,29 @@ fn bitmap(value: &Value) -> Option<Bitmap> {
     })
 }
 
+/// Fails if the device of a disk has another node now. A snapshot by another client replaces the nodes of its disks.
+pub(super) fn check_nodes(monitor: &dyn Monitor, named: &[QemuDisk]) -> Result<()> {
+    if named.is_empty() {
+        return Ok(());
+    }
+    let present = disks(monitor)?;
+    let is_present = |disk: &QemuDisk| {
+        let now = present.iter().find(|now| now.device == disk.device);
+        now.is_some_and(|now| now.node == disk.node)
+    };
+    named
+        .iter()
+        .find(|disk| !is_present(disk))
+        .map_or(Ok(()), |disk| Err(moved(&disk.device)))
+}
+
+/// The error for a disk whose device has another node now.
+pub(super) fn moved(device: &str) -> MonitorError {
+    MonitorError::Busy {
+        with: format!("the disk {device}, which was switched to another image in the meantime"),
+    }
+}
+
 /// Sets the node of a guest device. It must differ from the current node: see [`Danger::SameNodeAgain`](super::Danger).
 pub(crate) fn set_drive(monitor: &dyn Monitor, device: &str, node: &str) -> Result<()> {
     let arguments = json!({ "path": device, "property": "drive", "value": node });

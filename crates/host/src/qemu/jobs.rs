@@ -56,6 +56,25 @@ pub fn resume(monitor: &dyn Monitor) -> Result<()> {
     monitor.execute(&QmpCommand::new("cont", Value::Null)).map(drop)
 }
 
+/// Fails if a copy or commit is in progress: it writes to disks without the guest, and replaces their nodes.
+pub(crate) fn refuse_jobs(monitor: &dyn Monitor) -> Result<()> {
+    let under_way = jobs(monitor)?.into_iter().find(|job| job.status != "concluded");
+    under_way.map_or(Ok(()), |job| {
+        Err(MonitorError::Busy {
+            with: format!("its {} job {}", job.kind, job.id),
+        })
+    })
+}
+
+/// Executes all actions, or none.
+pub(crate) fn transact(monitor: &dyn Monitor, actions: &[Value]) -> Result<()> {
+    if actions.is_empty() {
+        return Ok(());
+    }
+    let command = QmpCommand::new("transaction", json!({ "actions": actions }));
+    monitor.execute(&command).map(drop)
+}
+
 pub(crate) fn list(monitor: &dyn Monitor, command: &'static str, arguments: Value) -> Result<Vec<Value>> {
     match monitor.execute(&QmpCommand::new(command, arguments))? {
         Value::Array(items) => Ok(items),

@@ -19,12 +19,13 @@ use serde_json::{Value, json};
 
 use self::bitmaps::{changes_actions, next_actions};
 use super::copy::PartCopier;
+use super::disks::{QemuDisk, check_nodes, moved};
 use super::graph::Graph;
-use super::jobs::jobs;
+use super::jobs::{refuse_jobs, transact};
 use super::memory::{MemoryMode, MemoryPipe};
 use super::names::{Role, RunId};
 use super::remove::remove_run;
-use super::{QemuDisk, disks};
+use super::serving::start_server;
 use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
@@ -235,9 +236,6 @@ impl UnservedPointInTime<'_> {
     }
 }
 
-/// Part of QEMU's message if its NBD server is already running.
-const SERVER_RUNNING_MESSAGE: &str = "already running";
-
 struct SnapshotBuilder<'a> {
     monitor: &'a dyn Monitor,
     clock: &'a dyn Clock,
@@ -262,8 +260,8 @@ impl SnapshotBuilder<'_> {
 
     fn prepare(&self, request: PointInTimeRequest) -> Result<(Vec<PreparedDisk>, TakeMethod)> {
         let named: Vec<QemuDisk> = request.disks.iter().map(|disk| disk.disk.clone()).collect();
-        self.check_jobs()?;
-        self.check_nodes(&named)?;
+        refuse_jobs(self.monitor)?;
+        check_nodes(self.monitor, &named)?;
         self.check_exported(&request.disks)?;
         let deadline_s = write_delay_s(request.write_deadline);
         let has_memory = request.memory.is_some();
@@ -288,7 +286,7 @@ impl SnapshotBuilder<'_> {
             disks.push(prepared);
         }
         if !disks.is_empty() {
-            self.start_server(request.listener)?;
+            start_server(self.monitor, self.run, request.listener)?;
         }
         let is_served = disks.iter().all(|disk| disk.spool_set.is_none());
         let way = match (&disks[..], request.memory, request.pause_policy) {
@@ -325,32 +323,6 @@ impl SnapshotBuilder<'_> {
             change_contexts,
             layer_exports,
         })
-    }
-
-    /// A running copy or commit would bypass the filter with its writes, or the filter would bypass the job.
-    fn check_jobs(&self) -> Result<()> {
-        let under_way = jobs(self.monitor)?.into_iter().find(|job| job.status != "concluded");
-        under_way.map_or(Ok(()), |job| {
-            Err(MonitorError::Busy {
-                with: format!("its {} job {}", job.kind, job.id),
-            })
-        })
-    }
-
-    /// A snapshot by another client replaces the nodes of its disks: the filter would revert them to the old nodes.
-    fn check_nodes(&self, named: &[QemuDisk]) -> Result<()> {
-        if named.is_empty() {
-            return Ok(());
-        }
-        let present = disks(self.monitor)?;
-        let is_present = |disk: &QemuDisk| {
-            let now = present.iter().find(|now| now.device == disk.device);
-            now.is_some_and(|now| now.node == disk.node)
-        };
-        named
-            .iter()
-            .find(|disk| !is_present(disk))
-            .map_or(Ok(()), |disk| Err(moved(&disk.device)))
     }
 
     fn pass_file(&self, file: OwnedFd) -> Result<u64> {
@@ -396,31 +368,6 @@ impl SnapshotBuilder<'_> {
         self.execute("blockdev-add", arguments).map(drop)
     }
 
-    fn start_server(&self, listener: OwnedFd) -> Result<()> {
-        let name = self.run.thing("nbd");
-        let given = QmpCommand::new("getfd", json!({ "fdname": name })).with_file(listener);
-        self.monitor.execute(&given)?;
-        let address = json!({ "type": "fd", "data": { "str": name } });
-        let started = self.execute("nbd-server-start", json!({ "addr": address }));
-        started.map(drop).map_err(|error| match error {
-            MonitorError::Refused { description, .. } if description.contains(SERVER_RUNNING_MESSAGE) => {
-                MonitorError::Busy {
-                    with: self.server_of_others(),
-                }
-            }
-            other => other,
-        })
-    }
-
-    /// Describes the client that uses QEMU's only NBD server.
-    fn server_of_others(&self) -> String {
-        let jobs = jobs(self.monitor).unwrap_or_default();
-        match jobs.into_iter().find(|job| job.kind == "backup") {
-            Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
-            None => "another use of its only NBD server".to_owned(),
-        }
-    }
-
     /// Inserts the filter of a single disk while the machine runs: QEMU does it between two requests.
     fn take_one(&self, disks: &[PreparedDisk], report: &mut dyn FnMut(PointInTimeEvent)) -> Result<Pause> {
         self.add_next_bitmaps(disks)?;
@@ -433,7 +380,7 @@ impl SnapshotBuilder<'_> {
 
     fn check_prepared(&self, disks: &[PreparedDisk]) -> Result<()> {
         let named: Vec<QemuDisk> = disks.iter().map(|disk| disk.disk.clone()).collect();
-        self.check_nodes(&named)
+        check_nodes(self.monitor, &named)
     }
 
     /// Adds the bitmaps of the next run a moment before the point in time. They record a few earlier changes as well.
@@ -460,10 +407,7 @@ impl SnapshotBuilder<'_> {
     }
 
     fn transact(&self, actions: &[Value]) -> Result<()> {
-        if actions.is_empty() {
-            return Ok(());
-        }
-        self.execute("transaction", json!({ "actions": actions })).map(drop)
+        transact(self.monitor, actions)
     }
 }
 
@@ -484,12 +428,6 @@ struct PreparedDisk {
     next_bitmap: Option<String>,
     changes: Option<String>,
     changes_below: Option<String>,
-}
-
-fn moved(device: &str) -> MonitorError {
-    MonitorError::Busy {
-        with: format!("the disk {device}, which was switched to another image in the meantime"),
-    }
 }
 
 /// QEMU takes whole seconds, and zero would mean no limit.

@@ -7,14 +7,14 @@ use holdfast_block::Clock;
 use serde_json::{Value, json};
 
 use super::copy::end_jobs;
-use super::disks::{QemuDisk, disks};
+use super::disks::{QemuDisk, bitmaps_of, disks};
 use super::graph::{Graph, about_node};
 use super::jobs::jobs;
 use super::memory::end_sending;
 use super::names::{Role, RunId, role_of, run_of};
+use super::write_limit::{limiting_runs, unlimit_writes};
 use crate::qemu::disks::set_drive;
 use crate::qemu::jobs::list;
-use crate::qemu::names::changes_name;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 
 /// A closing export releases its node when its last request has completed.
@@ -35,9 +35,8 @@ pub fn runs_in(monitor: &dyn Monitor) -> Result<BTreeSet<RunId>> {
     if status["running"] == true || status["status"] == "finish-migrate" {
         runs.extend(fd_sets(monitor)?.iter().filter_map(|(_, label)| run_of(label)));
     }
-    for disk in disks(monitor)? {
-        runs.extend(disk.bitmaps.iter().filter_map(|bitmap| run_of(&bitmap.name)));
-    }
+    runs.extend(limiting_runs(monitor)?);
+    runs.extend(bitmaps(monitor)?.iter().filter_map(|bitmap| run_of(&bitmap.name)));
     Ok(runs)
 }
 
@@ -71,7 +70,11 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         run,
         first_error: None,
     };
-    let mut results = vec![end_sending(monitor, clock, run), removal.jobs()];
+    let mut results = vec![
+        end_sending(monitor, clock, run),
+        unlimit_writes(monitor, run),
+        removal.jobs(),
+    ];
     let server = removal.exports();
     let is_stopped = server.is_ok();
     results.extend([
@@ -84,12 +87,11 @@ pub fn remove_run(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resul
         removal.nodes(&[Role::Switch]),
         removal.detach_from_devices(Role::Filter),
         removal.nodes(&[Role::Filter, Role::Spool, Role::Marks]),
-        removal.bitmaps(),
     ]);
     // A server without exports has no name. While these objects remain, the next attempt recognizes the server as
     // Holdfast's own.
     if is_stopped {
-        results.extend([removal.nodes(&[Role::Scratch]), removal.files()]);
+        results.extend([removal.bitmaps(), removal.nodes(&[Role::Scratch]), removal.files()]);
     }
     for error in results.into_iter().filter_map(Result::err) {
         removal.note(error);
@@ -137,15 +139,12 @@ impl Removal<'_> {
         let ids = export_ids(self.monitor)?;
         let of_run: Vec<&String> = ids.iter().filter(|id| self.is_of_run(id)).collect();
         for id in &of_run {
-            let arguments = json!({ "id": id, "mode": "hard" });
-            match self.monitor.execute(&QmpCommand::new("block-export-del", arguments)) {
-                Ok(_) => {}
-                // The export is already closing.
-                Err(error) if error.is_refusal() => {}
-                Err(error) => self.note(error),
+            if let Err(error) = delete_export(self.monitor, id) {
+                self.note(error);
             }
         }
-        let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_of_run(name));
+        let has_nodes = node_names(self.monitor)?.iter().any(|name| self.is_of_run(name))
+            || bitmaps(self.monitor)?.iter().any(|bitmap| self.is_of_run(&bitmap.name));
         let has_files = fd_sets(self.monitor)?.iter().any(|(_, label)| self.is_of_run(label));
         // QEMU has one NBD server. Another client could not have started a second one, and has exports if the server
         // is its own.
@@ -199,10 +198,9 @@ impl Removal<'_> {
     }
 
     fn bitmaps(&mut self) -> Result<()> {
-        let name = changes_name(self.run);
-        for disk in disks(self.monitor)? {
-            if disk.bitmaps.iter().any(|bitmap| bitmap.name == name) {
-                let arguments = json!({ "node": disk.node, "name": name });
+        for BitmapPlace { node, name } in bitmaps(self.monitor)? {
+            if self.is_of_run(&name) {
+                let arguments = json!({ "node": node, "name": name });
                 self.execute_with_retries(&QmpCommand::new("block-dirty-bitmap-remove", arguments));
             }
         }
@@ -267,6 +265,36 @@ fn texts(items: &[Value], key: &str) -> Vec<String> {
 fn node_names(monitor: &dyn Monitor) -> Result<Vec<String>> {
     let items = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
     Ok(texts(&items, "node-name"))
+}
+
+/// Disconnects the clients of an export and removes it.
+pub(super) fn delete_export(monitor: &dyn Monitor, id: &str) -> Result<()> {
+    let arguments = json!({ "id": id, "mode": "hard" });
+    match monitor.execute(&QmpCommand::new("block-export-del", arguments)) {
+        // The export is already closing.
+        Err(error) if !error.is_refusal() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A bitmap, and the node that it belongs to.
+struct BitmapPlace {
+    node: String,
+    name: String,
+}
+
+/// The bitmaps of all nodes. After a snapshot by another client, the node is below that of the device.
+fn bitmaps(monitor: &dyn Monitor) -> Result<Vec<BitmapPlace>> {
+    let nodes = list(monitor, "query-named-block-nodes", json!({ "flat": true }))?;
+    let of_node = |node: &Value| {
+        let name = node.get("node-name").and_then(Value::as_str).unwrap_or_default();
+        let places = bitmaps_of(node).into_iter().map(|bitmap| BitmapPlace {
+            node: name.to_owned(),
+            name: bitmap.name,
+        });
+        places.collect::<Vec<_>>()
+    };
+    Ok(nodes.iter().flat_map(of_node).collect())
 }
 
 fn export_ids(monitor: &dyn Monitor) -> Result<Vec<String>> {

@@ -1,10 +1,16 @@
-//! Disks that QEMU's NBD server must not export, and disks that must not get a filter.
+//! QEMU's NBD server, disks that it must not export, and disks that must not get a filter.
+
+use std::os::fd::OwnedFd;
 
 use serde_json::{Value, json};
 
+use super::names::RunId;
 use super::{Danger, DiskContext, QemuDisk, QemuVersion};
-use crate::qemu::jobs::list;
-use crate::qemu::qmp::{Monitor, Result};
+use crate::qemu::jobs::{jobs, list};
+use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
+
+/// Part of QEMU's message if its NBD server is already running.
+const SERVER_RUNNING_MESSAGE: &str = "already running";
 
 /// Drivers of nodes that QEMU always has to wait for when another node is inserted above them, even without requests.
 const WAITED_FOR: [&str; 2] = ["throttle", "qed"];
@@ -31,6 +37,47 @@ impl NotServed {
             Ok((!context.is_main_loop()).then_some(Self { version, context }))
         };
         disks.iter().map(ask).collect()
+    }
+}
+
+/// Fails if one of these disks must not be exported.
+pub(crate) fn refuse_unserved(monitor: &dyn Monitor, disks: &[&QemuDisk]) -> Result<()> {
+    if disks.is_empty() {
+        return Ok(());
+    }
+    let found = NotServed::query(monitor, disks)?;
+    match disks.iter().zip(found).find_map(|(disk, why)| Some((disk, why?))) {
+        Some((disk, why)) => Err(MonitorError::Dangerous {
+            device: disk.device.clone(),
+            why: why.to_string(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Starts QEMU's only NBD server on a listening socket.
+pub(crate) fn start_server(monitor: &dyn Monitor, run: RunId, listener: OwnedFd) -> Result<()> {
+    let name = run.thing("nbd");
+    let given = QmpCommand::new("getfd", json!({ "fdname": name })).with_file(listener);
+    monitor.execute(&given)?;
+    let address = json!({ "type": "fd", "data": { "str": name } });
+    let started = monitor.execute(&QmpCommand::new("nbd-server-start", json!({ "addr": address })));
+    started.map(drop).map_err(|error| match error {
+        MonitorError::Refused { description, .. } if description.contains(SERVER_RUNNING_MESSAGE) => {
+            MonitorError::Busy {
+                with: other_use(monitor),
+            }
+        }
+        other => other,
+    })
+}
+
+/// Describes the client that uses QEMU's NBD server.
+fn other_use(monitor: &dyn Monitor) -> String {
+    let jobs = jobs(monitor).unwrap_or_default();
+    match jobs.into_iter().find(|job| job.kind == "backup") {
+        Some(job) => format!("the backup job {}, which uses its NBD server", job.id),
+        None => "another use of its only NBD server".to_owned(),
     }
 }
 

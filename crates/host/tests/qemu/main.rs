@@ -11,3 +11,4 @@ mod memory;
 mod model;
 mod monitor;
 mod switches;
+mod tracking;

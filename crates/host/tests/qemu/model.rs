@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use holdfast_block::SystemClock;
 use holdfast_host::qemu::{
-    DiskRequest, PausePolicy, PointInTime, PointInTimeRequest, RunId, disks, remove_run, runs_in,
+    DiskRequest, PausePolicy, PointInTime, PointInTimeRequest, RunId, TrackingRequest, WriteTracker, disks, remove_run,
+    runs_in,
 };
 use holdfast_host::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, Result};
 use holdfast_qemu_model::{ModelDisk, ModelFormat, ModelMachine, QemuModel};
@@ -255,6 +256,31 @@ fn a_backup_has_the_same_effects_in_the_model_and_in_qemu() {
             assert!(runs_in(monitor).unwrap().is_empty());
         });
     }
+}
+
+#[test]
+fn recording_writes_has_the_same_effects_in_the_model_and_in_qemu() {
+    let both_machines = RealAndModel::new();
+    let clock = SystemClock::new();
+    let run = RunId(5);
+    both_machines.both("tracking", |monitor, folder| {
+        let request = TrackingRequest {
+            run,
+            disks: disks(monitor).unwrap(),
+            granularity_bytes: 4096,
+            listener: UnixListener::bind(folder.join("nbd-tracking")).unwrap().into(),
+        };
+        let tracker = WriteTracker::start(monitor, &clock, request).unwrap();
+        assert_eq!(tracker.dirty_bytes(monitor, 1).unwrap(), Some(0));
+        let taken = tracker.take(monitor, 0).unwrap();
+        tracker.drop_marks(monitor, &clock, 0, &taken).unwrap();
+        tracker.take(monitor, 1).unwrap();
+    });
+    both_machines.both("end of tracking", |monitor, _| {
+        assert_eq!(runs_in(monitor).unwrap(), [run].into());
+        remove_run(monitor, &clock, run).unwrap();
+        assert!(runs_in(monitor).unwrap().is_empty());
+    });
 }
 
 /// Commands that QEMU refuses between the point in time and the end of a backup of two disks.

@@ -19,6 +19,7 @@ impl State {
                 "block-dirty-bitmap-remove" => self.remove_bitmap(data),
                 "block-dirty-bitmap-merge" => self.merge_bitmap(data),
                 "block-dirty-bitmap-clear" => self.clear_bitmap(data),
+                "block-dirty-bitmap-disable" => self.disable_bitmap(data),
                 other => Err(Refusal::generic(format!("the action {other} is not modelled"))),
             }
         });
@@ -46,13 +47,15 @@ impl State {
         }
         let dirty = DirtyBitmap::new(node.size_bytes, granularity_bytes);
         let dirty = dirty.map_err(|error| Refusal::generic(error.to_string()))?;
-        node.bitmaps.push(Bitmap {
+        let added = Bitmap {
             name: name.to_owned(),
             is_recording: !flag(data, "disabled"),
             is_persistent,
             user_count: 0,
             dirty,
-        });
+        };
+        // Newest first, as QEMU lists them.
+        node.bitmaps.insert(0, added);
         Ok(())
     }
 
@@ -66,6 +69,12 @@ impl State {
     pub(super) fn clear_bitmap(&mut self, data: &Value) -> Answer<()> {
         let bitmap = self.idle_bitmap(text(data, "node")?, text(data, "name")?)?;
         bitmap.dirty.clear_all();
+        Ok(())
+    }
+
+    pub(super) fn disable_bitmap(&mut self, data: &Value) -> Answer<()> {
+        let bitmap = self.idle_bitmap(text(data, "node")?, text(data, "name")?)?;
+        bitmap.is_recording = false;
         Ok(())
     }
 

@@ -1,8 +1,9 @@
 //! The last check whether the request would trigger a defect of this QEMU.
 
 use super::{DiskRequest, QemuDisk, SnapshotBuilder};
+use crate::qemu::no_filter;
 use crate::qemu::qmp::{MonitorError, Result};
-use crate::qemu::{NotServed, no_filter};
+use crate::qemu::serving::refuse_unserved;
 
 impl SnapshotBuilder<'_> {
     /// The caller must choose which disks are not exported. This check refuses a wrong choice before QEMU is changed.
@@ -16,17 +17,6 @@ impl SnapshotBuilder<'_> {
         }
         let served = disks.iter().filter(|disk| disk.spool.is_none());
         let served: Vec<&QemuDisk> = served.map(|disk| &disk.disk).collect();
-        if served.is_empty() {
-            return Ok(());
-        }
-        let found = NotServed::query(self.monitor, &served)?;
-        let mut found = served.iter().zip(found);
-        match found.find_map(|(disk, why)| Some((disk, why?))) {
-            Some((disk, why)) => Err(MonitorError::Dangerous {
-                device: disk.device.clone(),
-                why: why.to_string(),
-            }),
-            None => Ok(()),
-        }
+        refuse_unserved(self.monitor, &served)
     }
 }
