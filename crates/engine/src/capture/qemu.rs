@@ -20,10 +20,8 @@ mod frozen;
 mod frozen_device;
 mod host_snapshots;
 mod method;
-mod noted_run;
 mod notes;
 mod offer;
-mod others;
 mod planning;
 mod proof;
 mod supervisor;
@@ -34,8 +32,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::BlockDevice;
-use holdfast_host::qemu::Pause;
 use holdfast_host::qemu::memory::MemoryMethod;
+use holdfast_host::qemu::{Pause, RunId};
 use holdfast_host::qmp::wake_with_retries;
 use holdfast_host::{Description, Machine, MachineDisk, MachineState, MachineSummary, Overlays};
 use holdfast_repo::{Processes, Repository};
@@ -49,7 +47,10 @@ use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps
 use crate::host_snapshot::Providers;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result, Unit};
+use crate::machine::devices::{decide, refuse_unknown};
 use crate::machine::hooks::HookCalls;
+use crate::machine::noted_run::MachineWork;
+use crate::machine::other_runs::make_way;
 use crate::machine::quiesce::{Quiesce, Quiesced};
 use crate::machine::state::streams::{FirmwareState, SavedState};
 use crate::notes::{NOTE_KIND, STREAM_MEMORY};
@@ -57,7 +58,7 @@ use at_rest::HeldAtRest;
 use changes::Changes;
 pub use changes::{Compared, ReadAll};
 pub(crate) use changes::{is_bitmap_of, is_holdfast_bitmap};
-use choice::{check_choice, decide};
+use choice::check_choice;
 use filter::HeldByFilters;
 use from_images::HeldByImages;
 use frozen::GuestFreezer;
@@ -143,6 +144,20 @@ pub fn plan_machine_backup(
     plan_capture(repository, request, snapshot, job)
 }
 
+impl MachineReadRequest<'_> {
+    fn work(&self) -> MachineWork<'_> {
+        MachineWork {
+            machine: self.machine,
+            shown: self.capture.name.to_string(),
+            run: RunId(self.capture.run),
+            journal: self.capture.journal.as_ref(),
+            now: self.capture.now,
+            scratch: &self.scratch,
+            processes: self.processes,
+        }
+    }
+}
+
 impl Capture for MachineReadRequest<'_> {
     type Found = Description;
     type Prepared<'c>
@@ -157,15 +172,8 @@ impl Capture for MachineReadRequest<'_> {
 
     fn find(&self) -> Result<Description> {
         let description = self.machine.describe()?;
-        let unknown = description.unknown(&self.capture.choice);
-        if unknown.is_empty() {
-            return Ok(description);
-        }
-        Err(Error::NoSuchDisk {
-            machine: description.summary.name.clone(),
-            disks: unknown.into_iter().map(str::to_owned).collect(),
-            present: description.disks.iter().map(|disk| disk.target.clone()).collect(),
-        })
+        refuse_unknown(&description, &self.capture.choice)?;
+        Ok(description)
     }
 
     fn summary(found: &Description) -> &MachineSummary {
@@ -325,7 +333,7 @@ impl QemuCapture<'_> {
 
     /// Freezes a machine that has a QEMU.
     fn freeze_active(&self) -> Result<HeldMachine<'_>> {
-        others::make_way(&self.request, &self.description.summary, self.job)?;
+        make_way(&self.request.work(), &self.description.summary, self.job)?;
         match method::choose(self.request.method, &self.offer()?)? {
             (Method::Filter, reason) => self.freeze_filters(reason),
             (Method::Snapshot, reason) => self.freeze_host_snapshots(reason),

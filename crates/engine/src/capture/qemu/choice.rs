@@ -1,7 +1,7 @@
 //! Chooses the disks of a machine that are backed up.
 
 use holdfast_host::qemu::memory::MemoryMethod;
-use holdfast_host::{Decision, Description, DiskChoice, DiskKind, DiskSource, Machine, MachineDisk};
+use holdfast_host::{Description, DiskKind, DiskSource, Machine, MachineDisk};
 
 use crate::job::{Error, Job, Result};
 
@@ -46,18 +46,6 @@ fn warn_of_missing_disks(description: &Description, taken: &[MachineDisk], job: 
             missing.join(", ")
         ));
     }
-}
-
-/// The chosen disks, and the others with the reason.
-pub(super) fn decide(description: &Description, choice: &DiskChoice) -> (Vec<MachineDisk>, Vec<(String, String)>) {
-    let (mut taken, mut left_out) = (Vec::new(), Vec::new());
-    for (disk, decision) in description.disks.iter().zip(description.decide(choice)) {
-        match decision {
-            Decision::Take => taken.push(disk.clone()),
-            Decision::Leave(why) => left_out.push((disk.target.clone(), why)),
-        }
-    }
-    (taken, left_out)
 }
 
 /// Why no files are created beside the images; none if they can be. In a folder of another user, that user's QEMU could

@@ -6,10 +6,10 @@ use holdfast_host::qemu::PausePolicy;
 use jiff::Timestamp;
 
 use super::frozen::{FrozenMachine, GuestFreezer};
-use super::noted_run::NotedRun;
 use super::proof::NextBitmap;
 use super::{HeldMachine, MachineReading, Method, PointOfDisks, QemuCapture, ReadyDisk, notes_of};
 use crate::job::Result;
+use crate::machine::noted_run::NotedRun;
 use crate::machine::quiesce::AgentAccess;
 use crate::machine::run_journal::Phase;
 use crate::machine::state::streams::FirmwareState;
@@ -34,7 +34,7 @@ impl QemuCapture<'_> {
             freezer.pause_policy = PausePolicy::Always;
         }
         let (mut time, mut beside) = (None, Ok(FirmwareState::default()));
-        let note = NotedRun::begin(&self.request, &self.description, self.job);
+        let note = NotedRun::begin(self.request.machine, &self.request.work(), &self.description, self.job);
         let state = self.description.summary.state;
         let mut agent = AgentAccess::of(&self.description);
         if self.request.memory.is_some() {

@@ -17,7 +17,6 @@ use super::changes::{Changes, ReadAll};
 use super::disk_format::format_of;
 use super::frozen::{FrozenMachine, GuestFreezer};
 use super::method::{Method, overlay_of};
-use super::noted_run::NotedRun;
 use super::supervisor::{CopySpace, Load, Supervisor, SupervisorReport};
 use super::{HeldMachine, MachineReading, PointOfDisks, QemuCapture, ReadyDisk, StoredDisks, notes_of};
 use crate::files::atomic_file::{Existing, NewFile};
@@ -25,6 +24,7 @@ use crate::image::source::OpenSource;
 use crate::job::error::ScratchOverrun;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Interrupt, Job, Result};
+use crate::machine::noted_run::NotedRun;
 use crate::machine::overlay_commit::{OverlayCommit, SlowCommit};
 use crate::machine::quiesce::{AgentAccess, Quiesced};
 use crate::machine::run_journal::Phase;
@@ -277,7 +277,7 @@ impl QemuCapture<'_> {
             // Frozen file systems may thaw by themselves, and the guest agent of a paused machine cannot thaw them.
             agent = agent.denied();
         }
-        let noted = NotedRun::begin(&self.request, &self.description, self.job);
+        let noted = NotedRun::begin(self.request.machine, &self.request.work(), &self.description, self.job);
         noted.freezing(|| freezer.freeze(&[], state, agent, within))
     }
 

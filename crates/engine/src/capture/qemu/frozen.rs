@@ -10,10 +10,9 @@ use std::time::Duration;
 use holdfast_host::qemu::memory::{Memory, MemoryMode, MemoryPipe, MemoryReceiver};
 use holdfast_host::qemu::{
     DiskRequest, NotServed, Pause, PausePolicy, PointInTime, PointInTimeEvent, PointInTimeRequest, QemuDisk, RunId,
-    disks,
 };
 use holdfast_host::qmp::{MonitorError, QmpCommand, wake_with_retries};
-use holdfast_host::{Error as HostError, MachineDisk, MachineState};
+use holdfast_host::{MachineDisk, MachineState};
 use holdfast_serve::nbd::client::{Endpoint, NbdDevice, NbdDeviceMut, NbdOptions};
 
 use super::MachineReadRequest;
@@ -25,6 +24,7 @@ use super::supervisor::{CopySpace, Supervisor};
 use crate::capture::sink::History;
 use crate::job::rate_limit::RateLimit;
 use crate::job::{Error, Job, Result};
+use crate::machine::devices::{devices_of, monitor_failed};
 use crate::machine::hooks::{Downtime, HookCalls, HookEvent};
 use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
 use crate::machine::quiesce::{AgentAccess, FreezeState, Guest, Quiesced, RunState};
@@ -146,11 +146,7 @@ impl<'a> GuestFreezer<'a> {
     }
 
     fn failed(&self, source: MonitorError) -> Error {
-        let machine = self.machine.clone();
-        Error::from(match source {
-            MonitorError::Busy { with } => HostError::Busy { machine, holder: with },
-            source => HostError::Monitor { machine, source },
-        })
+        monitor_failed(&self.machine, source)
     }
 
     /// Freezes the disks; `within` is called while the machine is paused.
@@ -391,15 +387,9 @@ impl<'a> GuestFreezer<'a> {
 
     /// QEMU's devices of these disks.
     pub(super) fn devices(&self, taken: &[MachineDisk]) -> Result<Vec<(String, QemuDisk)>> {
-        let present = disks(self.request.machine.monitor()).map_err(|error| self.failed(error))?;
-        let device = |disk: &MachineDisk| match device_of(disk, &present) {
-            Some(device) => Ok((disk.target.clone(), device.clone())),
-            None => Err(Error::NoDevice {
-                machine: self.machine.clone(),
-                disk: disk.target.clone(),
-            }),
-        };
-        taken.iter().map(device).collect()
+        let found = devices_of(self.request.machine, taken)?;
+        let named = taken.iter().zip(found);
+        Ok(named.map(|(disk, device)| (disk.target.clone(), device)).collect())
     }
 
     /// QEMU's names of the devices of these disks.
@@ -480,10 +470,4 @@ impl<'a> GuestFreezer<'a> {
         let max_bytes = self.request.limits.scratch_bytes_max;
         max_bytes.map_or(free_bytes, |max_bytes| max_bytes.min(free_bytes))
     }
-}
-
-/// QEMU's device of this disk.
-fn device_of<'q>(disk: &MachineDisk, devices: &'q [QemuDisk]) -> Option<&'q QemuDisk> {
-    let alias = disk.alias.as_deref()?;
-    devices.iter().find(|device| device.is_called(alias))
 }

@@ -1,4 +1,4 @@
-//! Other backups of the same machine: a running one is not disturbed, and leftovers of a dead one are removed.
+//! Other runs on the same machine: one at work is not disturbed, and leftovers of a dead one are removed.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use holdfast_host::qmp::{Monitor, MonitorError};
 use holdfast_host::{MachineState, MachineSummary, ProcessInfo, processes_named};
 use holdfast_repo::Liveness;
 
-use super::MachineReadRequest;
+use super::lock::{INSTANT_PATIENCE, MachineLock, Work};
+use super::noted_run::MachineWork;
+use super::run_journal::{Phase, RunRecord, forget_run, noted_runs};
+use super::watchdog::is_watchdog_of;
 use crate::job::{Error, Job, Result};
-use crate::machine::lock::{INSTANT_PATIENCE, MachineLock, Work};
-use crate::machine::run_journal::{Phase, RunRecord, forget_run, noted_runs};
-use crate::machine::watchdog::is_watchdog_of;
 
 /// How long to wait for the watchdog of a run that has just died, which may be cleaning up.
 const WATCHDOG_PATIENCE: Duration = Duration::from_secs(5);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Makes sure that no other backup is working on the machine, and that no leftovers of a dead one remain.
+/// Makes sure that no other run is at work on the machine, and that no leftovers of a dead one remain.
 ///
 /// # Errors
-/// [`holdfast_host::Error::Busy`] if another backup is working on it, or if that cannot be determined.
-pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
+/// [`holdfast_host::Error::Busy`] if another run is at work on it, or if that cannot be determined.
+pub(crate) fn make_way(request: &MachineWork<'_>, summary: &MachineSummary, job: Job<'_>) -> Result<()> {
     // A backup that freezes the machine now is not an obstacle.
-    let (journal, now) = (request.capture.journal.as_ref(), (request.capture.now)());
+    let (journal, now) = (request.journal, (request.now)());
     let _lock = MachineLock::take(journal, summary, Work::Instant, INSTANT_PATIENCE, now, job)?;
     let machine = request.machine.name();
     let monitor = request.machine.monitor();
@@ -49,7 +49,7 @@ pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummar
         // The run's server may exist even if QEMU has no object with the run's name.
         remove_run(monitor, job.clock, note.run).map_err(failed)?;
         let is_needed = note.phase == Phase::Committing || (note.was_running && summary.state == MachineState::Paused);
-        if let Some(place) = request.capture.journal.as_ref().filter(|_| !is_needed) {
+        if let Some(place) = request.journal.filter(|_| !is_needed) {
             forget_run(&place.folder, note.run)?;
         }
     }
@@ -64,8 +64,8 @@ pub(super) fn make_way(request: &MachineReadRequest<'_>, summary: &MachineSummar
 }
 
 /// The notes of runs on the machine whose processes are dead.
-fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRecord>> {
-    let Some(place) = &request.capture.journal else {
+fn dead_notes(request: &MachineWork<'_>, uuid: &str) -> Result<Vec<RunRecord>> {
+    let Some(place) = request.journal else {
         return Ok(Vec::new());
     };
     let noted = noted_runs(&place.folder)?.into_iter();
@@ -74,17 +74,17 @@ fn dead_notes(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Vec<RunRec
 }
 
 /// The note of a live run on the machine: it may have nothing in QEMU, but overlays on its disks.
-fn living_note(request: &MachineReadRequest<'_>, uuid: &str) -> Result<Option<RunRecord>> {
-    let Some(place) = &request.capture.journal else {
+fn living_note(request: &MachineWork<'_>, uuid: &str) -> Result<Option<RunRecord>> {
+    let Some(place) = request.journal else {
         return Ok(None);
     };
     let noted = noted_runs(&place.folder)?.into_iter();
     let is_at_work = |note: &RunRecord| note.uuid == uuid && note.liveness(request.processes) == Liveness::Alive;
-    Ok(noted.filter(is_at_work).find(|note| note.run.0 != request.capture.run))
+    Ok(noted.filter(is_at_work).find(|note| note.run != request.run))
 }
 
-fn note_of(request: &MachineReadRequest<'_>, run: RunId) -> Result<Option<RunRecord>> {
-    let Some(place) = &request.capture.journal else {
+fn note_of(request: &MachineWork<'_>, run: RunId) -> Result<Option<RunRecord>> {
+    let Some(place) = request.journal else {
         return Ok(None);
     };
     Ok(noted_runs(&place.folder)?.into_iter().find(|note| note.run == run))
