@@ -20,6 +20,7 @@ mod send;
 mod source;
 mod stream;
 mod target;
+mod tracked_source;
 
 pub use connect::{Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND};
 pub use error::{Error, Result};
@@ -30,6 +31,7 @@ pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind};
 pub use send::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, copy_live, session_of};
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
 pub use stream::{ByteStream, StreamCloser};
+pub use tracked_source::{MachineFreezer, TrackedSource};
 
 // What a caller needs to describe a copy, and to show its rounds.
 pub use holdfast_transfer::{

@@ -101,6 +101,11 @@ pub trait Freezer: Send + Sync {
     fn freeze(&self) -> Result<()>;
     /// Thaws it, whether or not it is frozen.
     fn thaw(&self) -> Result<()>;
+
+    /// What a copy contains that was completed in the last freeze.
+    fn consistency(&self) -> SourceConsistency {
+        SourceConsistency::Commands
+    }
 }
 
 /// A disk to which nothing writes.

@@ -39,7 +39,7 @@ pub(crate) const LEVELS: &[Level] = &[
     ),
     ("daemon", &["block", "policy", "host", "engine"]),
     ("replicate", &["block", "policy", "host", "engine"]),
-    ("live-copy", &["block", "transfer", "repo", "host", "engine"]),
+    ("live-copy", &["block", "transfer", "repo", "serve", "host", "engine"]),
     (
         "cli",
         &[

@@ -98,6 +98,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "link",
             "source",
             "freeze_commands",
+            "tracked_source",
             "target",
             "receive",
             "connect",

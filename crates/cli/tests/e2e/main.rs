@@ -22,3 +22,4 @@ mod template_tags;
 mod templates;
 mod terminals;
 mod verbs;
+mod writing_guest;

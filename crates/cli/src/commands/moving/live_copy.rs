@@ -1,21 +1,23 @@
 //! `holdfast live-copy`: copies a disk while it is used.
 
+pub(super) mod advice;
+mod events;
+mod of_machine;
 mod report;
 
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, ExtentKind, FileDevice, IoMode, for_each_extent};
-use holdfast_engine::{ContainerHold, ContainerPlace, HoldContainerRequest, SnapshotState, container_state};
+use holdfast_engine::{ContainerHold, ContainerPlace, HoldContainerRequest, Job, SnapshotState, container_state};
 use holdfast_host::LineProcess;
 use holdfast_image::{CONTAINER_FILE, Format, OpenOptions};
 use holdfast_live_copy::{
-    CommandFreezer, ComparedSource, ConvergenceOptions, CopyObserver, CopyWarning, DiskId, Error as CopyError,
-    ExistingTarget, Forecast, InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, ReceiveRequest,
-    RefusalKind, RoundDecision, SenderWarning, SessionId, SourceConsistency, StillSource, ThrottlePolicy,
+    CommandFreezer, ComparedSource, ConvergenceOptions, DiskId, ExistingTarget, InterruptedCopy, LiveCopyReport,
+    LiveCopyRequest, LiveSource, ReceiveRequest, SessionId, SourceConsistency, StillSource, ThrottlePolicy,
     UNIT_BYTES_DEFAULT, Unconverged, UnitLayout, copy_live, session_of,
 };
 use holdfast_repo::key::SystemRandomness;
@@ -30,21 +32,24 @@ use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::runs::note_places;
-use crate::output::Console;
-use crate::units;
-use report::{LiveCopied, LiveCopyPlanned};
+use advice::copy_error;
+use events::{RoundDisplay, ShownEvents};
+use of_machine::{MachineSourceArgs, machine_of};
+use report::{CopiedFrom, LiveCopied, LiveCopyPlanned};
 
 /// Attempts to freeze within the limit.
 const ATTEMPT_COUNT_MAX: u32 = 5;
+/// How long a source may be frozen unless the user says otherwise.
+const FROZEN_MAX_DEFAULT: Duration = Duration::from_secs(10);
 /// Beyond the limit of the frozen time, another process thaws.
 const GUARD_TIME: Duration = Duration::from_secs(2);
 
 /// Arguments of `live-copy`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LiveCopyArgs {
-    /// An image, a raw disk, a block device, or the folder of a container
+    /// An image, a raw disk, a block device, the folder of a container, or a machine
     #[arg(value_name = "SOURCE")]
-    source: PathBuf,
+    source: OsString,
     /// A new raw file or a block device, on this host or on another one that has holdfast
     #[arg(value_name = "PATH|ssh://[USER@]HOST/PATH")]
     target: OsString,
@@ -55,6 +60,8 @@ pub(crate) struct LiveCopyArgs {
     freezing: FreezingArgs,
     #[command(flatten)]
     container_freeze: FreezeArgs,
+    #[command(flatten)]
+    machine: MachineSourceArgs,
     /// Replace a file that exists, when the copy is complete; overwrite a block device
     #[arg(long)]
     force: bool,
@@ -81,9 +88,15 @@ struct FreezingArgs {
     /// The command that thaws it, which is called in any case
     #[arg(long, value_name = "COMMAND", requires = "freeze_command")]
     thaw_command: Option<String>,
-    /// Thaw a source that is frozen for longer, and try again later: 500ms, 10s
-    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = parse_time)]
-    max_frozen: Duration,
+    /// Thaw a source that is frozen for longer, and try again later [default: 10s; 500ms for a machine]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    max_frozen: Option<Duration>,
+}
+
+impl FreezingArgs {
+    fn max_frozen(&self, default: Duration) -> Duration {
+        self.max_frozen.unwrap_or(default)
+    }
 }
 
 impl Verb for LiveCopyArgs {
@@ -95,6 +108,10 @@ impl Verb for LiveCopyArgs {
         Example {
             wish: "Copy a container that is used, as it is now",
             line: "holdfast live-copy /srv/web1 ssh://root@backup/srv/copies/web1.raw",
+        },
+        Example {
+            wish: "Copy a disk of a machine that runs, which is paused for 200 ms at most",
+            line: "holdfast live-copy web1 /backup/web1.raw --disk vda --max-frozen 200ms",
         },
         Example {
             wish: "Copy a volume while its file system is used, which is frozen at the end",
@@ -109,10 +126,23 @@ impl Verb for LiveCopyArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let target = CopyTarget::parse(&self.target)?;
-        let path = self.source.canonicalize().map_err(|source| Error::File {
+        if let Some(word) = machine_of(&self.source) {
+            return self.copy_machine(word, &target, context);
+        }
+        if let Some(option) = self.machine.given() {
+            return Err(Error::usage(
+                format!(
+                    "{option} applies to machines only, and {} is none",
+                    self.source.display()
+                ),
+                "remove the option; libvirt:NAME is a machine in any case",
+            ));
+        }
+        let source = Path::new(&self.source);
+        let path = source.canonicalize().map_err(|error| Error::File {
             action: "find",
-            path: self.source.clone(),
-            source,
+            path: source.to_owned(),
+            source: error,
         })?;
         if target.host.is_none() && target.path.canonicalize().is_ok_and(|found| found == path) {
             return Err(Error::usage("the target is the source", "name another file"));
@@ -142,7 +172,7 @@ impl LiveCopyArgs {
             }
             error
         })?;
-        self.copy(&StillSource::new(&image), target, path, None, context)
+        self.copy(&StillSource::new(&image), target, path, CopiedFrom::AtRest, context)
     }
 
     /// Copies the disk of a container as it is now. A snapshot holds it meanwhile.
@@ -183,8 +213,8 @@ impl LiveCopyArgs {
             SnapshotState::Crash => SourceConsistency::Crash,
         };
         let source = StillSource::as_of(held.device(), consistency);
-        let frozen = Duration::from_micros(held.taken().paused_us);
-        let copied = self.copy(&source, target, path, Some(frozen), context);
+        let waited = Duration::from_micros(held.taken().paused_us);
+        let copied = self.copy(&source, target, path, CopiedFrom::Snapshot { waited }, context);
         context.work(1, |job| {
             held.release(job);
             Ok(())
@@ -218,7 +248,7 @@ impl LiveCopyArgs {
         };
         let device = FileDevice::open(path, mode)?;
         let commands = [freeze.to_owned(), thaw.to_owned()];
-        let thaw_after = self.freezing.max_frozen * 2 + GUARD_TIME;
+        let thaw_after = self.freezing.max_frozen(FROZEN_MAX_DEFAULT) * 2 + GUARD_TIME;
         let launch = move || {
             let program = std::env::current_exe()?;
             let [freeze, thaw] = commands.clone();
@@ -241,32 +271,47 @@ impl LiveCopyArgs {
             &ComparedSource::new(&device, layout, &freezer),
             target,
             path,
-            None,
+            CopiedFrom::Frozen,
             context,
         )
     }
 
-    /// `frozen` is how long the source was frozen before the copy began.
     fn copy(
         &self,
         source: &dyn LiveSource,
         target: &CopyTarget,
         path: &Path,
-        frozen: Option<Duration>,
+        from: CopiedFrom,
         context: &Context,
     ) -> Result<Exit, Error> {
-        let layout = layout_of(source.device())?;
-        let data_bytes = data_bytes(source.device())?;
+        let shown = path.display().to_string();
         if self.dry_run {
             return context.report(&LiveCopyPlanned {
                 dry_run: true,
-                source: path.display().to_string(),
+                source: shown,
                 target: target.to_string(),
-                size_bytes: layout.size_bytes(),
-                data_bytes: Some(data_bytes),
+                size_bytes: layout_of(source.device())?.size_bytes(),
+                data_bytes: Some(data_bytes(source.device())?),
                 consistency: Some(source.consistency().word()),
             });
         }
+        let prepared = PreparedCopy {
+            source,
+            target,
+            identity: &[path.as_os_str().as_encoded_bytes()],
+            frozen_max: self.freezing.max_frozen(FROZEN_MAX_DEFAULT),
+            rounds: match from {
+                CopiedFrom::Frozen => RoundDisplay::Shown,
+                CopiedFrom::AtRest | CopiedFrom::Snapshot { .. } => RoundDisplay::Hidden,
+            },
+        };
+        let report = context.work(1, |job| Ok(self.run_copy(&prepared, context, job)))??;
+        context.report(&LiveCopied::new(&shown, target, &report, source.consistency(), from))
+    }
+
+    fn run_copy(&self, prepared: &PreparedCopy<'_>, context: &Context, job: Job<'_>) -> Result<LiveCopyReport, Error> {
+        let PreparedCopy { source, target, .. } = *prepared;
+        let layout = layout_of(source.device())?;
         let request = LiveCopyRequest {
             source,
             layout,
@@ -274,7 +319,7 @@ impl LiveCopyArgs {
             receive: ReceiveRequest {
                 target: target.path.clone(),
                 size_bytes: layout.size_bytes(),
-                expected_bytes: data_bytes,
+                expected_bytes: data_bytes(source.device())?,
                 existing: if self.force {
                     ExistingTarget::Replace
                 } else {
@@ -286,12 +331,16 @@ impl LiveCopyArgs {
                     InterruptedCopy::Continue
                 },
             },
-            session: session(path, target),
+            session: session(prepared.identity, target),
             disk: DiskId([0; 16]),
             convergence: ConvergenceOptions {
-                frozen_max: self.freezing.max_frozen,
+                frozen_max: prepared.frozen_max,
                 other_frozen: Duration::ZERO,
-                throttle: ThrottlePolicy::Never,
+                throttle: if self.machine.may_throttle() {
+                    ThrottlePolicy::IfNeeded
+                } else {
+                    ThrottlePolicy::Never
+                },
                 unconverged: Unconverged::GiveUp,
             },
             attempt_count_max: ATTEMPT_COUNT_MAX,
@@ -301,15 +350,21 @@ impl LiveCopyArgs {
             program: program(),
             observer: &ShownEvents {
                 console: context.console(),
-                consistency: source.consistency(),
+                rounds: prepared.rounds,
             },
         };
-        let report: LiveCopyReport = context
-            .work(1, |job| Ok(copy_live(&request, job)))?
-            .map_err(copy_error)?;
-        let consistency = source.consistency();
-        context.report(&LiveCopied::new(path, target, &report, consistency, frozen))
+        copy_live(&request, job).map_err(copy_error)
     }
+}
+
+/// A source that is ready to be copied.
+struct PreparedCopy<'a> {
+    source: &'a dyn LiveSource,
+    target: &'a CopyTarget,
+    /// What identifies the source on this host.
+    identity: &'a [&'a [u8]],
+    frozen_max: Duration,
+    rounds: RoundDisplay,
 }
 
 fn layout_of(device: &dyn BlockDevice) -> Result<UnitLayout, Error> {
@@ -335,13 +390,11 @@ fn data_bytes(device: &dyn BlockDevice) -> Result<u64, Error> {
 }
 
 /// The same for each attempt to copy this disk to this target.
-fn session(path: &Path, target: &CopyTarget) -> SessionId {
+fn session(identity: &[&[u8]], target: &CopyTarget) -> SessionId {
     let host = std::fs::read("/etc/machine-id").unwrap_or_default();
-    session_of(&[
-        &host,
-        path.as_os_str().as_encoded_bytes(),
-        target.to_string().as_bytes(),
-    ])
+    let target = target.to_string();
+    let facts = [&[&host[..]], identity, &[target.as_bytes()]].concat();
+    session_of(&facts)
 }
 
 /// Parses `500ms`, `10s`, `5m`, `1h`.
@@ -353,97 +406,6 @@ fn parse_time(text: &str) -> Result<Duration, String> {
     });
     let milliseconds = parsed.ok_or_else(|| "it is not a time: write 500ms, 10s, 5m or 1h".to_owned())?;
     Ok(Duration::from_millis(milliseconds))
-}
-
-/// Prints rounds and warnings.
-struct ShownEvents<'a> {
-    console: &'a Console,
-    consistency: SourceConsistency,
-}
-
-impl CopyObserver for ShownEvents<'_> {
-    fn round(&self, forecast: &Forecast) {
-        if self.consistency != SourceConsistency::Commands {
-            return;
-        }
-        let what = match forecast.round {
-            0 => "the first pass".to_owned(),
-            round => format!("round {round}"),
-        };
-        let next = match forecast.decision {
-            RoundDecision::Freeze | RoundDecision::FreezeAtMinimum => "within the limit",
-            RoundDecision::Continue => "another round follows",
-            RoundDecision::Throttle { .. } => "the writes are limited from now on",
-            RoundDecision::GiveUp => "it does not become less",
-        };
-        self.console.note(&format!(
-            "{what}: {} sent in {}, {} written meanwhile; a freeze now would take {} ({next})",
-            units::bytes(forecast.measured.sent_bytes),
-            units::duration(forecast.measured.took),
-            units::bytes(forecast.measured.dirty_bytes),
-            units::duration(forecast.frozen),
-        ));
-    }
-
-    fn warning(&self, warning: CopyWarning) {
-        let text = match warning {
-            CopyWarning::Protocol(SenderWarning::PromiseNotKept { frozen }) => format!(
-                "the source was frozen for {}, longer than permitted, and was thawed; the copy continues",
-                units::duration(frozen)
-            ),
-            CopyWarning::Protocol(SenderWarning::SyncWhileFrozen) => {
-                "the receiver makes the data durable only while the source is frozen".to_owned()
-            }
-            CopyWarning::Protocol(SenderWarning::NoHashes) => {
-                "the receiver cannot compare: after an interruption, data is sent again".to_owned()
-            }
-            CopyWarning::Protocol(SenderWarning::Retried(error)) => format!("the receiver failed: {}", error.text),
-            CopyWarning::Protocol(SenderWarning::StillInDoubt(error)) => {
-                format!("the receiver does not say whether the copy is complete: {}", error.text)
-            }
-            CopyWarning::ConnectionLost { reason: Some(reason) } => format!("the connection was lost: {reason}"),
-            CopyWarning::ConnectionLost { reason: None } => "the connection was lost".to_owned(),
-            CopyWarning::NotFrozen { reason } => format!("the source was not frozen: {reason}"),
-            CopyWarning::NotThrottled => "the writes to this source cannot be limited".to_owned(),
-        };
-        self.console.warning(&text);
-    }
-}
-
-/// The advice on errors of a copy.
-pub(super) fn copy_error(error: CopyError) -> Error {
-    let text = holdfast_block::error_text(&error);
-    let refused = |kind, hint: &'static str| Error::refused(kind, text.clone(), hint);
-    let of_kind = |kind| match kind {
-        RefusalKind::Exists => refused(
-            Kind::Exists,
-            "--force replaces a file when the copy is complete, and overwrites a block device at once",
-        ),
-        RefusalKind::NoSpace => refused(Kind::NoSpace, "make room there, or name another target"),
-        RefusalKind::Locked => refused(Kind::Locked, "wait until the other program has ended"),
-        RefusalKind::OtherCopy => refused(Kind::Refused, "--restart deletes what is there; or name another target"),
-        RefusalKind::NotAllowed => refused(Kind::Refused, "name another target"),
-        RefusalKind::OtherVersion => refused(Kind::Unsupported, "install the same version of holdfast on both hosts"),
-        RefusalKind::Io => refused(Kind::Io, "look at the target; the same command continues the copy"),
-    };
-    match error {
-        CopyError::Engine(error) => error.into(),
-        CopyError::Refused { kind, .. } => of_kind(kind),
-        CopyError::TargetExists { .. } => of_kind(RefusalKind::Exists),
-        CopyError::TargetKind { .. } | CopyError::TargetElsewhere { .. } => of_kind(RefusalKind::NotAllowed),
-        CopyError::NoSpace { .. } => of_kind(RefusalKind::NoSpace),
-        CopyError::TargetBusy { .. } | CopyError::TargetInUse { .. } => of_kind(RefusalKind::Locked),
-        CopyError::OtherSize { .. } | CopyError::Journal { .. } => of_kind(RefusalKind::OtherCopy),
-        CopyError::Request { .. } | CopyError::Protocol { .. } => of_kind(RefusalKind::OtherVersion),
-        CopyError::NotConverging(_) | CopyError::FrozenTooLong { .. } => refused(
-            Kind::Refused,
-            "permit more time with --max-frozen, or copy when less is written; the source runs, and the same command continues the copy",
-        ),
-        CopyError::Command { .. } => refused(Kind::Refused, "look at what the command says, and call it by hand"),
-        CopyError::Program { .. } => refused(Kind::Io, "install holdfast there, where ssh finds it"),
-        CopyError::File { action, path, source } => Error::File { action, path, source },
-        _ => of_kind(RefusalKind::Io),
-    }
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ mod kill_torture;
 mod kills;
 mod leftovers;
 mod limits;
+mod live_copies;
 mod memory;
 mod methods;
 mod mishaps;

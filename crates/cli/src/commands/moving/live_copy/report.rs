@@ -1,6 +1,5 @@
 //! The report of `live-copy`, with its table of times.
 
-use std::path::Path;
 use std::time::Duration;
 
 use holdfast_live_copy::{Forecast, LiveCopyReport, SourceConsistency};
@@ -10,10 +9,26 @@ use super::super::far::CopyTarget;
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
+/// How the source was held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum CopiedFrom {
+    /// Nothing wrote to it.
+    AtRest,
+    /// A snapshot was copied, for which writes waited before the copy began.
+    Snapshot {
+        /// How long.
+        waited: Duration,
+    },
+    /// It was frozen for the last pass.
+    Frozen,
+}
+
 /// The report of `live-copy`.
 #[derive(Debug, Serialize)]
 pub(super) struct LiveCopied {
     dry_run: bool,
+    #[serde(skip)]
+    from: CopiedFrom,
     source: String,
     target: String,
     size_bytes: u64,
@@ -72,16 +87,17 @@ impl From<&Forecast> for RoundDocument {
 
 impl LiveCopied {
     pub(super) fn new(
-        source: &Path,
+        source: &str,
         target: &CopyTarget,
         report: &LiveCopyReport,
         consistency: SourceConsistency,
-        frozen: Option<Duration>,
+        from: CopiedFrom,
     ) -> Self {
         // Otherwise nothing was frozen by the copy itself, although the steps took time.
-        let frozen = match consistency {
-            SourceConsistency::Commands => report.handover.frozen,
-            _ => frozen.unwrap_or_default(),
+        let frozen = match from {
+            CopiedFrom::AtRest => Duration::ZERO,
+            CopiedFrom::Snapshot { waited } => waited,
+            CopiedFrom::Frozen => report.handover.frozen,
         };
         let handover = &report.handover;
         let phases = report.phases.iter().map(|time| PhaseDocument {
@@ -90,7 +106,8 @@ impl LiveCopied {
         });
         Self {
             dry_run: false,
-            source: source.display().to_string(),
+            from,
+            source: source.to_owned(),
             target: target.to_string(),
             size_bytes: report.size_bytes,
             sent_bytes: report.sent_bytes,
@@ -141,13 +158,13 @@ impl Report for LiveCopied {
             table.row([phase.phase.to_owned(), milliseconds(phase.duration_us)]);
         }
         page.table(&table);
-        page.line(&match self.consistency {
-            "at-rest" => "nothing was frozen: the source was not written".to_owned(),
-            "file-system" | "crash" => format!(
+        page.line(&match self.from {
+            CopiedFrom::AtRest => "nothing was frozen: the source was not written".to_owned(),
+            CopiedFrom::Snapshot { .. } => format!(
                 "a snapshot before the copy: writes waited for {}",
                 milliseconds(self.times.frozen_us)
             ),
-            _ => format!(
+            CopiedFrom::Frozen => format!(
                 "frozen for {}: {} to freeze, {} for the last {}",
                 milliseconds(self.times.frozen_us),
                 milliseconds(self.times.freeze_us),
