@@ -129,6 +129,8 @@ pub enum SenderEvent {
     },
     /// The guest is to be frozen as soon as the copy permits it.
     FreezeRequested,
+    /// The request to freeze is void: the caller has let the guest run, or does so whatever this sender does.
+    FreezeRevoked,
     /// The guest does not run, and none of its writes is in progress.
     Frozen {
         /// Which request this answers.

@@ -22,6 +22,17 @@ impl Sender {
         }
     }
 
+    /// After COMMIT it has no effect: only the receiver knows the owner.
+    pub(super) fn freeze_revoked(&mut self) {
+        if !self.can_thaw() {
+            return;
+        }
+        self.freeze.is_requested = false;
+        if self.freeze.since.is_some() {
+            self.give_up_attempt();
+        }
+    }
+
     pub(super) fn freeze(&mut self, now: Duration) {
         self.phase = Phase::Freezing;
         self.freeze.attempt += 1;

@@ -275,6 +275,7 @@ impl Sender {
             SenderEvent::Read { read, content } => self.read_completed(read, content),
             SenderEvent::SourceFailed { detail } if self.can_thaw() => self.fail(Outcome::SourceFailed(detail)),
             SenderEvent::FreezeRequested => self.freeze_requested(now),
+            SenderEvent::FreezeRevoked => self.freeze_revoked(),
             SenderEvent::Frozen { attempt } => self.frozen(attempt, now),
             SenderEvent::FreezeFailed { attempt } => self.freeze_failed(attempt),
             SenderEvent::HandoverNoted(note) => self.handover_noted(note, now),

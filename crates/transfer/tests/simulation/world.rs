@@ -406,6 +406,9 @@ impl World {
                 if self.options.trigger == FreezeTrigger::OnRequest && self.random.one_in(interval) {
                     self.deliver_to_sender(SenderEvent::FreezeRequested);
                 }
+                if self.options.trigger == FreezeTrigger::OnRequest && self.random.one_in(150) {
+                    self.deliver_to_sender(SenderEvent::FreezeRevoked);
+                }
             }
             2 => self.notice_closed(),
             _ => {
