@@ -28,13 +28,16 @@ pub use freeze_commands::{CommandFreezer, FreezeCommands, FreezeLauncher, serve_
 pub use phases::{CopyPhase, PhaseTime};
 pub use receive::{ReceiveOutcome, ReceiveTools, serve_receiver};
 pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind};
-pub use send::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, copy_live, session_of};
+pub use send::{
+    CopyDirector, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, copy_live, session_of,
+};
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
 pub use stream::{ByteStream, StreamCloser};
+pub use target::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 pub use tracked_source::{MachineFreezer, TrackedSource};
 
 // What a caller needs to describe a copy, and to show its rounds.
 pub use holdfast_transfer::{
-    ConvergenceOptions, DiskId, Forecast, RoundDecision, SenderWarning, SessionId, ThrottlePolicy, UNIT_BYTES_DEFAULT,
-    Unconverged, UnitLayout,
+    ConvergenceOptions, CopyPurpose, DiskId, Forecast, FreezeTrigger, HandoverNote, HandoverReport, RoundDecision,
+    SenderState, SenderWarning, SessionId, ThrottlePolicy, UNIT_BYTES_DEFAULT, Unconverged, UnitLayout,
 };

@@ -89,11 +89,16 @@ impl Target {
             journal.clear()?;
             state = None;
         }
-        if !is_owner && found.is_some() && request.existing == ExistingTarget::Refuse {
+        let is_named_early = is_named_early(path);
+        if !is_owner && found.is_some() && !is_named_early && request.existing == ExistingTarget::Refuse {
             journal.discard_without(state.as_ref());
             return Err(Error::TargetExists { path: path.clone() });
         }
-        let replaced = lock_replaced(path).inspect_err(|_| journal.discard_without(state.as_ref()))?;
+        let replaced = if is_named_early {
+            None
+        } else {
+            lock_replaced(path).inspect_err(|_| journal.discard_without(state.as_ref()))?
+        };
         let opened = match &state {
             None => create(&partial, request),
             Some(_) if is_owner && !partial.exists() => open_file(path),
@@ -188,6 +193,9 @@ impl Target {
         };
         if !partial.exists() {
             return Ok(());
+        }
+        if is_same_file(partial, path) {
+            return remove_partial(partial);
         }
         let flags = match existing {
             ExistingTarget::Refuse => RenameFlags::NOREPLACE,
@@ -295,6 +303,64 @@ impl LockedJournal {
             std::fs::remove_file(&self.path).ok();
         }
     }
+}
+
+/// Gives the file of a copy that is not complete its own name, besides the temporary one: the hypervisor of a machine that
+/// moves opens it before.
+///
+/// # Errors
+/// Another file has that name.
+pub fn name_early(path: &Path) -> Result<()> {
+    let partial = beside(path, SUFFIX);
+    if is_same_file(&partial, path) {
+        return Ok(());
+    }
+    let linked = std::fs::hard_link(&partial, path).and_then(|()| sync_folder_of(path));
+    linked.map_err(|source| Error::File {
+        action: "name the copy",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Removes the name that [`name_early`] has given. A file without a temporary name is a complete copy, or of another
+/// origin, and is kept.
+pub fn remove_early_name(path: &Path) -> Result<()> {
+    if !is_named_early(path) {
+        return Ok(());
+    }
+    let removed = std::fs::remove_file(path).and_then(|()| sync_folder_of(path));
+    removed.map_err(|source| Error::File {
+        action: "delete the early name",
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// Removes the temporary name of a file that was given its own name before.
+fn remove_partial(partial: &Path) -> Result<()> {
+    let removed = std::fs::remove_file(partial).and_then(|()| sync_folder_of(partial));
+    removed.map_err(|source| Error::File {
+        action: "delete the temporary name",
+        path: partial.to_owned(),
+        source,
+    })
+}
+
+/// Bytes that an interrupted copy to the file `path` has stored.
+pub fn interrupted_bytes(path: &Path) -> u64 {
+    let partial = beside(path, SUFFIX).symlink_metadata();
+    partial.map_or(0, |found| found.blocks().saturating_mul(512))
+}
+
+/// Whether the file at `path` is a copy that is not complete: [`name_early`] has named it.
+pub fn is_named_early(path: &Path) -> bool {
+    is_same_file(&beside(path, SUFFIX), path)
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let identity = |path: &Path| path.symlink_metadata().ok().map(|found| (found.dev(), found.ino()));
+    identity(one).is_some_and(|found| Some(found) == identity(other))
 }
 
 /// Locks the file that is to be replaced, if there is one.

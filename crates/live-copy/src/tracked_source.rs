@@ -49,6 +49,7 @@ impl LiveSource for TrackedSource<'_> {
     }
 
     fn count_marks(&self) -> Result<u64> {
+        self.machine.drop_read_marks(self.number)?;
         // What a check says about an invalid tracker ends the copy.
         Ok(self.machine.dirty_bytes(self.number)?.unwrap_or_default())
     }

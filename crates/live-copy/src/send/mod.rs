@@ -8,6 +8,7 @@
 //! connecting      one attempt at a time
 //! ```
 
+mod director;
 mod request;
 mod source_work;
 
@@ -18,8 +19,8 @@ use std::time::Duration;
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job};
 use holdfast_transfer::{
-    CopyPurpose, ErrorCode, Forecast, FreezeTrigger, HandoverReport, Message, Outcome, RangeContent, Sender,
-    SenderAction, SenderEvent, SenderOptions,
+    ErrorCode, Forecast, HandoverReport, Message, Outcome, RangeContent, Sender, SenderAction, SenderEvent,
+    SenderOptions, SenderState,
 };
 
 use crate::error::{Error, Result};
@@ -27,7 +28,8 @@ use crate::link::{Link, LinkEvent};
 use crate::phases::PhaseTimes;
 use crate::request::{ReceiveRequest, RefusalKind};
 use crate::stream::ByteStream;
-pub use request::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, session_of};
+pub use director::CopyDirector;
+pub use request::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, session_of};
 use source_work::{ReadTask, control, read_ranges};
 
 /// Threads that read the source.
@@ -43,7 +45,7 @@ const RETRY_DELAY_MAX: Duration = Duration::from_secs(5);
 pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopyReport> {
     let source = request.source;
     let sender = Sender::new(SenderOptions {
-        purpose: CopyPurpose::Duplicate,
+        purpose: request.purpose,
         session: request.session,
         disk: request.disk,
         layout: request.layout,
@@ -52,11 +54,14 @@ pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopy
         capabilities: holdfast_transfer::Capabilities::ALL,
         stream_count: 1,
         convergence: request.convergence,
-        trigger: FreezeTrigger::WhenReady,
+        trigger: request.trigger,
         attempt_count_max: request.attempt_count_max,
         program: request.program.clone(),
     })?;
     let (events, inbox) = channel();
+    if let Some(director) = request.director {
+        director.begin(events.clone());
+    }
     let (reads, read_queue) = channel();
     let (controls, control_queue) = channel();
     let read_queue = Mutex::new(read_queue);
@@ -78,6 +83,7 @@ pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopy
             connection: 0,
             connecting: Connecting::default(),
             is_cancelled: false,
+            state: SenderState::New,
             tally: Tally::new(job.clock.now()),
             outcome: None,
         };
@@ -87,6 +93,9 @@ pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopy
         }
         result
     });
+    if let Some(director) = request.director {
+        director.end();
+    }
     let stopped = source.stop_tracking();
     let report = result?;
     stopped?;
@@ -150,6 +159,8 @@ struct Driver<'a> {
     connection: u64,
     connecting: Connecting,
     is_cancelled: bool,
+    /// The state that the observer knows.
+    state: SenderState,
     tally: Tally,
     outcome: Option<Result<Option<HandoverReport>>>,
 }
@@ -200,10 +211,13 @@ impl Driver<'_> {
         let now = self.job.clock.now();
         self.sender.handle(event, now);
         let size_bytes = self.request.layout.size_bytes();
-        self.tally
-            .phases
-            .enter(self.sender.state(), now, self.job.progress, size_bytes);
+        let state = self.sender.state();
+        self.tally.phases.enter(state, now, self.job.progress, size_bytes);
         self.act();
+        if state != self.state {
+            self.state = state;
+            self.request.observer.state(state);
+        }
     }
 
     fn act(&mut self) {
@@ -236,7 +250,14 @@ impl Driver<'_> {
                     self.tally.rounds.push(forecast);
                 }
                 SenderAction::Warn(warning) => self.request.observer.warning(CopyWarning::Protocol(warning)),
-                SenderAction::Finished(outcome) => self.finished(outcome),
+                SenderAction::NoteHandover(note) => self.request.observer.sealed(note),
+                SenderAction::Finished(outcome) => {
+                    let is_handed_over = matches!(outcome, Outcome::Completed(_));
+                    self.finished(outcome);
+                    if is_handed_over && self.request.observer.handed_over() == MachineHandover::Failed {
+                        return;
+                    }
+                }
                 control => {
                     self.controls.send(control).ok();
                 }

@@ -4,8 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_transfer::{ConvergenceOptions, DiskId, Forecast, HandoverReport, SenderWarning, SessionId, UnitLayout};
+use holdfast_transfer::{
+    ConvergenceOptions, CopyPurpose, DiskId, Forecast, FreezeTrigger, HandoverNote, HandoverReport, SenderState,
+    SenderWarning, SessionId, UnitLayout,
+};
 
+use super::director::CopyDirector;
 use crate::connect::Connector;
 use crate::phases::PhaseTime;
 use crate::request::ReceiveRequest;
@@ -27,6 +31,10 @@ pub struct LiveCopyRequest<'a> {
     pub disk: DiskId,
     /// When the source is frozen.
     pub convergence: ConvergenceOptions,
+    /// Whether the disk changes its owner.
+    pub purpose: CopyPurpose,
+    /// When the source is frozen. On request, the caller freezes it, and the freezer of the source only confirms that.
+    pub trigger: FreezeTrigger,
     /// Number of attempts to freeze.
     pub attempt_count_max: u32,
     /// For how long a lost connection is tried again.
@@ -39,6 +47,8 @@ pub struct LiveCopyRequest<'a> {
     pub program: String,
     /// Sees rounds and warnings as they come.
     pub observer: &'a dyn CopyObserver,
+    /// Through which the caller directs the copy; none if it runs by itself.
+    pub director: Option<&'a CopyDirector>,
 }
 
 /// Sees what happens.
@@ -47,6 +57,24 @@ pub trait CopyObserver: Sync {
     fn round(&self, forecast: &Forecast);
     /// The source was frozen for too long, and was thawed; or another event that a user should know.
     fn warning(&self, warning: CopyWarning);
+    /// The state has changed.
+    fn state(&self, _state: SenderState) {}
+    /// The receiver has sealed the disk: it can be handed over ([`CopyDirector::confirm_handover`]).
+    fn sealed(&self, _note: HandoverNote) {}
+    /// The receiver owns the disk. Returns when the caller knows how the handover of the machine has ended: if it has
+    /// failed, the receiver is not told to forget the copy.
+    fn handed_over(&self) -> MachineHandover {
+        MachineHandover::Completed
+    }
+}
+
+/// How the handover of the machine has ended to which a disk belongs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MachineHandover {
+    /// It runs at the receiver.
+    Completed,
+    /// It runs at the sender.
+    Failed,
 }
 
 /// What a user should know.

@@ -125,7 +125,7 @@ fn control_once(
             source.unthrottle()?;
             return Ok(None);
         }
-        // The note of a handover: a duplicate has none.
+        // The caller notes a handover, and forgets it.
         _ => return Ok(None),
     }))
 }

@@ -11,8 +11,9 @@ use holdfast_block::{
 };
 use holdfast_engine::{Interrupt, Job, NoProgress};
 use holdfast_live_copy::{
-    ByteStream, Connector, CopyObserver, CopyWarning, ExistingTarget, Freezer, InterruptedCopy, LiveCopyReport,
-    LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest, ReceiveTools, Result, SourceConsistency, copy_live,
+    ByteStream, Connector, CopyObserver, CopyPurpose, CopyWarning, ExistingTarget, FreezeTrigger, Freezer,
+    InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest, ReceiveTools, Result,
+    SourceConsistency, copy_live,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_transfer::{
@@ -133,6 +134,9 @@ impl Rig {
                 throttle: ThrottlePolicy::Never,
                 unconverged: Unconverged::GiveUp,
             },
+            purpose: CopyPurpose::Duplicate,
+            trigger: FreezeTrigger::WhenReady,
+            director: None,
             attempt_count_max: 3,
             retry_time,
             clock: Arc::new(SystemClock::new()),
