@@ -89,7 +89,7 @@ pub fn domain_xml(bytes: &[u8]) -> Outcome {
             uuid: Uuid::from_random([7; 16]),
             macs: None,
         }),
-        generation: Uuid::from_random([8; 16]),
+        generation: Some(Uuid::from_random([8; 16])),
         disks: BTreeMap::new(),
         nvram: Some("/n&m".into()),
         tpm: Some("/t&m".into()),

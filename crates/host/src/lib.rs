@@ -22,6 +22,7 @@ pub use hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 pub use hypervisor::machine::{
     BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
+pub use hypervisor::migration::{Autostart, LiveMigration, MigrationRequest, ProcessorFit};
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
 pub use hypervisor::traits::{Hypervisor, HypervisorMut, KeptStates, MEMORY_PIPE, Machine, Resumption};
@@ -36,7 +37,7 @@ pub use system::process::{
 pub use system::processes::UserIdentity;
 pub use system::processes::{
     ProcessInfo, Writers, command_line_of, is_locked_by_others, is_written_by_others, open_below, parent_of,
-    processes_named, writers_of_device, writers_of_files,
+    processes_named, users_of_file, writers_of_device, writers_of_files,
 };
 pub use system::rights::{FileKind, Links, Rights};
 pub use system::sandbox::confine;

@@ -78,8 +78,8 @@ pub struct TrackedMachine<'a> {
     disks: Vec<TrackedDisk>,
     left_out: Vec<(String, String)>,
     tracker: WriteTracker,
-    /// The marks of each disk that were read last, and are still in QEMU.
-    read_marks: Vec<Mutex<Option<TakenMarks>>>,
+    /// The marks of each disk that were read, and are still in QEMU.
+    read_marks: Vec<Mutex<Vec<TakenMarks>>>,
     folder: RuntimeFolder,
     note: NotedRun<'a>,
     guard: Mutex<Guard>,
@@ -220,17 +220,10 @@ impl<'a> TrackedMachine<'a> {
     /// The marks are lost.
     pub fn take_marks(&self, number: usize) -> Result<DirtyBitmap> {
         let monitor = self.request.machine.monitor();
-        // QEMU takes some milliseconds to close an export. So earlier marks are removed now, and not while the guest may wait
-        // for what follows.
-        let mut read = self.read_marks[number].lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(earlier) = read.take() {
-            let dropped = self.tracker.drop_marks(monitor, self.job.clock, number, &earlier);
-            dropped.map_err(|error| self.failed(error))?;
-        }
         let taken = self.tracker.take(monitor, number).map_err(|error| self.failed(error))?;
         let device = self.connect(&taken.export, ExportContent::Fixed, vec![taken.context.clone()])?;
         let found = device.dirty_bitmap(taken.bitmap());
-        *read = Some(taken);
+        self.read_marks(number).push(taken);
         let found = found?;
         let granularity_bytes = u64::from(self.granularity_bytes());
         let mut marks = DirtyBitmap::new(found.size_bytes(), granularity_bytes)?;
@@ -238,6 +231,22 @@ impl<'a> TrackedMachine<'a> {
             marks.set(range);
         }
         Ok(marks)
+    }
+
+    /// Removes marks from QEMU that were read. QEMU takes some milliseconds to close their exports, so this is not done while
+    /// the guest may wait.
+    pub fn drop_read_marks(&self, number: usize) -> Result<()> {
+        let read = std::mem::take(&mut *self.read_marks(number));
+        let monitor = self.request.machine.monitor();
+        for taken in read {
+            let dropped = self.tracker.drop_marks(monitor, self.job.clock, number, &taken);
+            dropped.map_err(|error| self.failed(error))?;
+        }
+        Ok(())
+    }
+
+    fn read_marks(&self, number: usize) -> MutexGuard<'_, Vec<TakenMarks>> {
+        self.read_marks[number].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Number of marked bytes of the disk `number`; none if writes may have been missed.
@@ -262,7 +271,11 @@ impl<'a> TrackedMachine<'a> {
     /// Removes all limits.
     pub fn unlimit_writes(&self) -> Result<()> {
         let removed = unlimit_writes(self.request.machine.monitor(), RunId(self.request.run));
-        removed.map_err(|error| self.failed(error))
+        match removed {
+            // The limits have ended with the machine.
+            Err(_) if self.request.machine.ended().is_some() => Ok(()),
+            other => other.map_err(|error| self.failed(error)),
+        }
     }
 
     /// Pauses the machine, with its file systems frozen if that was requested. A machine that was paused before stays as it

@@ -140,7 +140,7 @@ impl Configured {
         let has = |target: &str| pull.entry.statement.disks().any(|piece| piece.name.as_str() == target);
         let wish = Rewrite {
             identity,
-            generation: Uuid::from_random(random(pull.environment)?),
+            generation: Some(Uuid::from_random(random(pull.environment)?)),
             disks: disks_in(folder, format, &xml, has, &mut |target| {
                 pull.job.progress.warning(&format!(
                     "disk {target} is in the configuration, and not in the template: it is left out"

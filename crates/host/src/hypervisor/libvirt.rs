@@ -5,6 +5,7 @@ mod checkpoints;
 mod copies;
 mod files;
 mod library;
+mod migration;
 mod monitor;
 mod overlays;
 mod peer;

@@ -9,6 +9,7 @@ pub(crate) mod exit_report;
 pub(crate) mod libvirt;
 pub(crate) mod live_disks;
 pub(crate) mod machine;
+pub(crate) mod migration;
 pub(crate) mod overlays;
 pub(crate) mod qom;
 pub(crate) mod swtpm;

@@ -108,9 +108,26 @@ pub struct Writers {
     pub is_complete: bool,
 }
 
+/// How a file is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FileAccess {
+    Any,
+    Writing,
+}
+
 /// The processes, except for this process, that have one of these files open for writing. Intended for programs that
 /// take no locks, such as VirtualBox.
 pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
+    users_of_files(paths, FileAccess::Writing)
+}
+
+/// The processes, except for this process, that have a file open. A QEMU that waits for a machine opens its images only for
+/// reading, and takes no locks.
+pub fn users_of_file(path: &Path) -> Writers {
+    users_of_files(&[path.to_owned()], FileAccess::Any)
+}
+
+fn users_of_files(paths: &[PathBuf], access: FileAccess) -> Writers {
     let identity = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
     let files: Vec<(u64, u64)> = paths.iter().filter_map(|path| identity(path)).collect();
     let Some(processes) = processes() else {
@@ -135,7 +152,9 @@ pub fn writers_of_files(paths: &[PathBuf]) -> Writers {
         };
         let writes = |name: &std::ffi::OsStr| {
             identity(&folder.join("fd").join(name)).is_some_and(|file| files.contains(&file))
-                && std::fs::read_to_string(folder.join("fdinfo").join(name)).is_ok_and(|info| is_for_writing(&info))
+                && (access == FileAccess::Any
+                    || std::fs::read_to_string(folder.join("fdinfo").join(name))
+                        .is_ok_and(|info| is_for_writing(&info)))
         };
         if opened.flatten().any(|file| writes(&file.file_name())) {
             writers.found.push(ProcessInfo {

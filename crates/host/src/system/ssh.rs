@@ -69,6 +69,28 @@ impl Ssh {
         Err(ssh.no_connection(&answer.stderr))
     }
 
+    /// Forwards connections to the new socket `here` to the socket `there` of the other host, as long as the connection to
+    /// it exists.
+    ///
+    /// # Errors
+    /// The server permits no forwarding, or a path has a colon.
+    pub fn forward_socket(&self, here: &Path, there: &Path) -> Result<(), ToolError> {
+        let (Some(from), Some(to)) = (here.to_str(), there.to_str()) else {
+            return Err(self.no_connection("a path of a socket is not UTF-8"));
+        };
+        if from.contains(':') || to.contains(':') {
+            return Err(self.no_connection("the path of a socket has a colon, which ssh cannot forward"));
+        }
+        let mut words = self.words(&["ExitOnForwardFailure=yes"]);
+        let forward = format!("{from}:{to}");
+        words.extend(["-O", "forward", "-L", &forward, "--", &self.address.destination].map(str::to_owned));
+        let answer = self.local.ask(SSH, &texts(&words))?;
+        if answer.is_success {
+            return Ok(());
+        }
+        Err(self.no_connection(&answer.stderr))
+    }
+
     fn words(&self, more: &[&str]) -> Vec<String> {
         let socket = format!("ControlPath={}", self.folder.join("socket").display());
         // If an option is repeated, ssh uses the first value.

@@ -113,7 +113,7 @@ impl Exported<'_> {
                 Some(known) if known != name => Identity::Named(name.clone()),
                 _ => Identity::Keep,
             },
-            generation: Uuid::from_random(random),
+            generation: Some(Uuid::from_random(random)),
             // A warning named the excluded disks.
             disks: disks_in(folder, format, &xml, has, &mut |_| ()),
             // Another machine must not write to the variables of the original one.

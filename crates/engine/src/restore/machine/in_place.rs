@@ -361,7 +361,7 @@ impl InPlace<'_> {
             } else {
                 Identity::Named(self.name.to_owned())
             },
-            generation: self.planner.uuid()?,
+            generation: Some(self.planner.uuid()?),
             disks,
             nvram,
             // The machine's current path if it has one, else the one in the snapshot.

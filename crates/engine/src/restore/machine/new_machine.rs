@@ -62,7 +62,7 @@ pub(super) fn draft(planner: &Planner<'_>, snapshot: &Manifest, wish: &NewMachin
     draft.tpm = new.tpm(&identity, &mut draft, &mut paths)?;
     let mut wish = Rewrite {
         identity,
-        generation: planner.uuid()?,
+        generation: Some(planner.uuid()?),
         disks,
         nvram,
         tpm: draft.tpm.clone(),

@@ -28,8 +28,9 @@ use crate::system::identity::{MacAddress, Uuid};
 pub struct Rewrite {
     /// The identity of the machine.
     pub identity: Identity,
-    /// The new generation ID, which informs a guest that supports it that its state was rolled back.
-    pub generation: Uuid,
+    /// The new generation ID, which informs a guest that supports it that its state was rolled back; none to keep the
+    /// current one.
+    pub generation: Option<Uuid>,
     /// Changes of disks, by target. Other disks are unchanged.
     pub disks: BTreeMap<String, DiskChange>,
     /// The new path of the firmware's variables; none to keep the current one.
@@ -46,8 +47,16 @@ impl Rewrite {
     /// Changes the identity and the generation ID, and keeps everything else.
     pub fn new(identity: Identity, generation: Uuid) -> Self {
         Self {
+            generation: Some(generation),
+            ..Self::moved(identity)
+        }
+    }
+
+    /// Keeps everything except for the identity, for a machine that runs on at another place.
+    pub fn moved(identity: Identity) -> Self {
+        Self {
             identity,
-            generation,
+            generation: None,
             disks: BTreeMap::new(),
             nvram: None,
             tpm: None,
@@ -164,8 +173,8 @@ pub fn rewrite(text: &str, request: &Rewrite) -> Result<Rewritten, String> {
     };
     rewriter.edits.remove_attribute(domain, "id");
     rewriter.identity(domain, &request.identity)?;
-    if let Some(generation) = child(domain, "genid") {
-        rewriter.edits.set_text(generation, &request.generation.to_string());
+    if let (Some(generation), Some(new)) = (child(domain, "genid"), &request.generation) {
+        rewriter.edits.set_text(generation, &new.to_string());
     }
     if let Some(kind) = &request.domain_type {
         rewriter.domain_type(domain, kind);

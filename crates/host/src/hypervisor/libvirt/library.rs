@@ -11,7 +11,7 @@
 
 #![expect(unsafe_code, reason = "foreign functions: what they are called with is passed on")]
 
-use std::ffi::{c_char, c_int, c_uint, c_ulong, c_void};
+use std::ffi::{c_char, c_int, c_uint, c_ulong, c_ulonglong, c_void};
 use std::ptr;
 use std::sync::OnceLock;
 
@@ -91,6 +91,7 @@ forwarded! {
     Main: fn virConnectListAllDomains(conn: virConnectPtr, domains: *mut *mut virDomainPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virConnectOpen(name: *const c_char) -> virConnectPtr, or ptr::null_mut();
     Main: fn virConnectRef(conn: virConnectPtr) -> c_int, or -1;
+    Main: fn virConnectCompareCPU(conn: virConnectPtr, xml_desc: *const c_char, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockCommit(dom: virDomainPtr, disk: *const c_char, base: *const c_char, top: *const c_char, bandwidth: c_ulong, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockCopy(dom: virDomainPtr, disk: *const c_char, destxml: *const c_char, params: virTypedParameterPtr, nparams: c_int, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockJobAbort(dom: virDomainPtr, disk: *const c_char, flags: c_uint) -> c_int, or -1;
@@ -99,6 +100,7 @@ forwarded! {
     Main: fn virDomainDefineXML(conn: virConnectPtr, xml: *const c_char) -> virDomainPtr, or ptr::null_mut();
     Main: fn virDomainDestroy(domain: virDomainPtr) -> c_int, or -1;
     Main: fn virDomainFree(domain: virDomainPtr) -> c_int, or -1;
+    Main: fn virDomainGetAutostart(domain: virDomainPtr, autostart: *mut c_int) -> c_int, or -1;
     Main: fn virDomainGetBlockInfo(dom: virDomainPtr, disk: *const c_char, info: virDomainBlockInfoPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainGetBlockJobInfo(dom: virDomainPtr, disk: *const c_char, info: virDomainBlockJobInfoPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainGetName(domain: virDomainPtr) -> *const c_char, or ptr::null();
@@ -115,9 +117,12 @@ forwarded! {
     Qemu: fn virDomainQemuAgentCommand(domain: virDomainPtr, cmd: *const c_char, timeout: c_int, flags: c_uint) -> *mut c_char, or ptr::null_mut();
     Qemu: fn virDomainQemuMonitorCommand(domain: virDomainPtr, cmd: *const c_char, result: *mut *mut c_char, flags: c_uint) -> c_int, or -1;
     Qemu: fn virDomainQemuMonitorCommandWithFiles(domain: virDomainPtr, cmd: *const c_char, ninfiles: c_uint, infiles: *mut c_int, noutfiles: *mut c_uint, outfiles: *mut *mut c_int, result: *mut *mut c_char, flags: c_uint) -> c_int, or -1;
+    Main: fn virDomainMigrateSetMaxDowntime(domain: virDomainPtr, downtime: c_ulonglong, flags: c_uint) -> c_int, or -1;
+    Main: fn virDomainMigrateToURI3(domain: virDomainPtr, dconnuri: *const c_char, params: virTypedParameterPtr, nparams: c_uint, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainRef(domain: virDomainPtr) -> c_int, or -1;
     Main: fn virDomainRestoreFlags(conn: virConnectPtr, from: *const c_char, dxml: *const c_char, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainResume(domain: virDomainPtr) -> c_int, or -1;
+    Main: fn virDomainSetAutostart(domain: virDomainPtr, autostart: c_int) -> c_int, or -1;
     Main: fn virDomainSnapshotCreateXML(domain: virDomainPtr, xml_desc: *const c_char, flags: c_uint) -> virDomainSnapshotPtr, or ptr::null_mut();
     Main: fn virDomainSnapshotFree(snapshot: virDomainSnapshotPtr) -> c_int, or -1;
     Main: fn virDomainSnapshotGetXMLDesc(snapshot: virDomainSnapshotPtr, flags: c_uint) -> *mut c_char, or ptr::null_mut();

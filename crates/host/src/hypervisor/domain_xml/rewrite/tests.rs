@@ -95,7 +95,7 @@ fn new_identity() -> Identity {
 fn request() -> Rewrite {
     Rewrite {
         identity: new_identity(),
-        generation: Uuid::from_random([8; 16]),
+        generation: Some(Uuid::from_random([8; 16])),
         disks: BTreeMap::from([
             ("vda".to_owned(), place("/new/it's <a>.qcow2", Medium::File, "qcow2")),
             ("vdb".to_owned(), place("/new/b.raw", Medium::File, "raw")),
@@ -166,7 +166,7 @@ fn a_new_identity_changes_only_what_two_machines_cannot_share() {
 fn a_kept_identity_changes_only_the_generation() {
     let request = Rewrite {
         identity: Identity::Keep,
-        generation: Uuid::from_random([8; 16]),
+        generation: Some(Uuid::from_random([8; 16])),
         disks: BTreeMap::new(),
         nvram: None,
         tpm: None,
@@ -372,7 +372,7 @@ fn accelerator_and_emulator_are_changed_on_request() {
         <emulator>/usr/libexec/qemu-kvm</emulator><disk><target dev='vda'/></disk></devices></domain>";
     let request = Rewrite {
         identity: Identity::Keep,
-        generation: Uuid::from_random([1; 16]),
+        generation: Some(Uuid::from_random([1; 16])),
         disks: BTreeMap::new(),
         nvram: None,
         tpm: None,

@@ -1,0 +1,87 @@
+//! Moving running machines by libvirt.
+//!
+//! The daemon of this host directs the migration (`PEER2PEER`): it resumes the machine here if anything fails. libvirt would
+//! refuse to move a machine with disks on local files; `UNSAFE` says that the caller copies them.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use virt::domain::MigrateParameters;
+use virt::sys;
+
+use super::{Libvirt, is_code};
+use crate::hypervisor::error::Result;
+use crate::hypervisor::migration::{Autostart, LiveMigration, MigrationRequest, ProcessorFit};
+use virt::error::ErrorNumber;
+
+/// The usual sockets of a daemon, for an address without one.
+const SOCKETS: [&str; 2] = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock"];
+
+impl LiveMigration for Libvirt {
+    fn migratable_configuration(&self, machine: &str) -> Result<String> {
+        self.find(machine)?.xml(sys::VIR_DOMAIN_XML_MIGRATABLE)
+    }
+
+    fn kept_configuration(&self, machine: &str) -> Result<String> {
+        self.find(machine)?.xml(sys::VIR_DOMAIN_XML_INACTIVE)
+    }
+
+    fn migrate(&self, machine: &str, request: &MigrationRequest<'_>) -> Result<()> {
+        let machine = self.find(machine)?;
+        let parameters = MigrateParameters {
+            uri: Some(format!("unix://{}", request.memory_socket.display())),
+            dest_xml: Some(request.configuration.to_owned()),
+            persist_xml: Some(request.kept_configuration.to_owned()),
+            ..MigrateParameters::default()
+        };
+        let flags = sys::VIR_MIGRATE_LIVE
+            | sys::VIR_MIGRATE_PEER2PEER
+            | sys::VIR_MIGRATE_UNSAFE
+            | sys::VIR_MIGRATE_PERSIST_DEST
+            | sys::VIR_MIGRATE_ABORT_ON_ERROR;
+        let moved = machine
+            .domain_at_work()
+            .migrate_to_uri3(Some(request.destination), parameters, flags);
+        moved.map_err(|error| machine.refused("migrate", &error))
+    }
+
+    fn limit_downtime(&self, machine: &str, longest: Duration) -> Result<()> {
+        let machine = self.find(machine)?;
+        let milliseconds = u64::try_from(longest.as_millis()).unwrap_or(u64::MAX).max(1);
+        let limited = machine.domain().migrate_set_max_downtime(milliseconds, 0);
+        limited.map_err(|error| machine.refused("limit the downtime of", &error))
+    }
+
+    fn autostart(&self, machine: &str) -> Result<bool> {
+        let machine = self.find(machine)?;
+        let found = machine.domain().autostart();
+        found.map_err(|error| machine.refused("describe", &error))
+    }
+
+    fn set_autostart(&self, machine: &str, starts: Autostart) -> Result<()> {
+        let machine = self.find(machine)?;
+        let set = machine.domain().set_autostart(starts == Autostart::On);
+        set.map_err(|error| machine.refused("change the start of", &error))
+    }
+
+    fn processor_fit(&self, configuration: &str) -> ProcessorFit {
+        match self.connection().compare_cpu(configuration, 0) {
+            Ok(sys::VIR_CPU_COMPARE_IDENTICAL | sys::VIR_CPU_COMPARE_SUPERSET) => ProcessorFit::Fits,
+            Ok(sys::VIR_CPU_COMPARE_INCOMPATIBLE) => ProcessorFit::Lacks,
+            Err(error) if is_code(&error, ErrorNumber::CpuIncompatible) => ProcessorFit::Lacks,
+            _ => ProcessorFit::Unknown,
+        }
+    }
+
+    fn socket(&self) -> Option<PathBuf> {
+        let uri = self.connection().uri().ok()?;
+        if let Some((_, query)) = uri.split_once('?') {
+            let named = query.split('&').find_map(|part| part.strip_prefix("socket="));
+            if let Some(path) = named {
+                return Some(path.into());
+            }
+        }
+        let usual = SOCKETS.iter().map(PathBuf::from).find(|path| path.exists());
+        usual.filter(|_| uri.starts_with("qemu:///system"))
+    }
+}
