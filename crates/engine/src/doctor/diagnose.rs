@@ -318,6 +318,10 @@ impl Diagnosis<'_> {
                     "a folder for sockets or mounts that no process uses",
                     Repair::DeleteFolder(path.clone()),
                 ),
+                LeftoverKind::MemorySocket => (
+                    "a socket for the memory of a migration that no process uses",
+                    Repair::DeleteFile(path.clone()),
+                ),
                 LeftoverKind::Scratch => (
                     "a folder with scratch files that no process has open",
                     Repair::DeleteFolder(path.clone()),

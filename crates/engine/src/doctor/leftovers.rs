@@ -16,7 +16,10 @@ use crate::files::atomic_file::left_of;
 use crate::files::state_file::half_notes;
 use crate::host_snapshot::states::StateStore;
 use crate::machine::run_journal::HALF;
-use crate::machine::state::scratch::{CONTROL_SOCKET, RUNTIME_FOLDERS, SOCKET, lock_unneeded, own_folders};
+use crate::machine::state::scratch::{
+    CONTROL_SOCKET, HYPERVISOR_SOCKETS, MIGRATION_SOCKETS, RUNTIME_FOLDERS, SOCKET, is_memory_socket, lock_unneeded,
+    own_folders,
+};
 
 /// A younger file may still be in use by its creator.
 pub(super) const AGE_MIN_MS: i64 = 60_000;
@@ -52,14 +55,19 @@ pub(super) fn leftovers(
         found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));
         for folder in own_folders(&request.runtime, &[RUNTIME_FOLDERS]) {
             let is_left = match names(&folder).as_deref() {
-                Some([]) => lock_unneeded(&folder).is_some(),
                 // QEMU or a server may still serve there.
                 Some([name]) if name == SOCKET || name == CONTROL_SOCKET => is_deserted(&folder.join(name)),
                 Some([name]) if name == MEMORY_PIPE => lock_unneeded(&folder).is_some(),
+                // A migration has both or, for a moment, none or one of them.
+                Some(names) if names.iter().all(|name| MIGRATION_SOCKETS.contains(&&name[..])) => {
+                    lock_unneeded(&folder).is_some()
+                }
                 _ => false,
             };
             found.extend(is_left.then(|| leftover(folder, LeftoverKind::Socket)));
         }
+        let memory_sockets = unbound_memory_sockets(Path::new(HYPERVISOR_SOCKETS));
+        found.extend(memory_sockets.map(|path| leftover(path, LeftoverKind::MemorySocket)));
         let states = request.storage.as_ref().and_then(|storage| storage.states);
         let scratch = states.map(StateStore::scratch).into_iter();
         let scratch = scratch.chain([request.scratch.clone()]);
@@ -115,6 +123,21 @@ fn names(folder: &Path) -> Option<Vec<String>> {
             .map(|entry| entry.file_name().to_string_lossy().into_owned())
             .collect(),
     )
+}
+
+/// Sockets of migrations that no process has bound. A connection would be taken for the memory of a machine.
+fn unbound_memory_sockets(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    let sockets = names(folder)
+        .unwrap_or_default()
+        .into_iter()
+        .map(|name| folder.join(name));
+    let sockets: Vec<PathBuf> = sockets.filter(|path| is_memory_socket(path)).collect();
+    // It is read after the names: a socket of a new migration is in it. Without it, every socket may be in use.
+    let bound = std::fs::read_to_string("/proc/net/unix").ok();
+    sockets.into_iter().filter(move |socket| {
+        let is_bound = |line: &str| line.split_whitespace().nth(7).map(Path::new) == Some(socket);
+        bound.as_ref().is_some_and(|bound| !bound.lines().any(is_bound))
+    })
 }
 
 /// Whether a socket has no listener: neither the backup, nor QEMU, to which the backup has passed it.

@@ -21,6 +21,26 @@ pub(crate) const SOCKET: &str = "nbd";
 /// The name of the control socket of a server in such a folder.
 pub(crate) const CONTROL_SOCKET: &str = "control";
 
+/// The names of sockets in such a folder that a migration forwards to the other host: of its hypervisor, and for the memory.
+pub const MIGRATION_SOCKETS: [&str; 2] = ["hypervisor", "memory"];
+/// The folder in which QEMU and libvirt may create sockets, on every host.
+pub(crate) const HYPERVISOR_SOCKETS: &str = "/var/lib/libvirt/qemu";
+const MEMORY_SOCKET_ENDING: &str = ".memory";
+
+/// The socket for the memory of a migration, on both hosts. `run` is the number of the run.
+pub fn memory_socket(run: u32) -> PathBuf {
+    Path::new(HYPERVISOR_SOCKETS).join(format!("{RUNTIME_FOLDERS}{run:08x}{MEMORY_SOCKET_ENDING}"))
+}
+
+/// Whether [`memory_socket`] returns such a path.
+pub fn is_memory_socket(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let number = name.strip_prefix(RUNTIME_FOLDERS);
+    let number = number.and_then(|number| number.strip_suffix(MEMORY_SOCKET_ENDING));
+    path.parent() == Some(Path::new(HYPERVISOR_SOCKETS))
+        && number.is_some_and(|number| number.len() == 8 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
+}
+
 /// An unnamed scratch file. It is deleted when the last process closes it.
 pub(crate) struct Scratch {
     /// The descriptor for QEMU.
@@ -68,7 +88,7 @@ pub(crate) fn unnamed_file(folder: &Path, size_bytes: u64) -> std::io::Result<Fi
 
 /// A private folder in the runtime folder, for sockets and pipes. It is locked while it is used: an unlocked one is a
 /// leftover of a killed process.
-pub(crate) struct RuntimeFolder {
+pub struct RuntimeFolder {
     folder: TempDir,
     _lock: Option<File>,
 }
@@ -78,7 +98,10 @@ const ATTEMPT_COUNT: u32 = 5;
 
 impl RuntimeFolder {
     /// Creates one in `runtime` that only the current user can access.
-    pub(crate) fn make(runtime: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// The folder cannot be created.
+    pub fn make(runtime: &Path) -> Result<Self> {
         let failed = |source| Error::File {
             action: "create a folder in",
             path: runtime.to_owned(),
@@ -100,7 +123,8 @@ impl RuntimeFolder {
         }
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Its path. It is deleted when this is dropped.
+    pub fn path(&self) -> &Path {
         self.folder.path()
     }
 }
@@ -153,7 +177,22 @@ pub(crate) fn lock_unneeded(folder: &Path) -> Option<File> {
 
 #[cfg(test)]
 mod tests {
-    use super::{RuntimeFolder, lock_of_new, lock_unneeded};
+    use std::path::Path;
+
+    use super::{HYPERVISOR_SOCKETS, RuntimeFolder, is_memory_socket, lock_of_new, lock_unneeded, memory_socket};
+
+    #[test]
+    fn sockets_of_migrations_are_recognized() {
+        assert!(is_memory_socket(&memory_socket(0xc0_ffee)));
+        for other in [
+            "holdfast-00c0ffee",
+            "holdfast-x0c0ffee.memory",
+            "web1.memory",
+            "../holdfast-00c0ffee.memory",
+        ] {
+            assert!(!is_memory_socket(&Path::new(HYPERVISOR_SOCKETS).join(other)), "{other}");
+        }
+    }
 
     #[test]
     fn a_folder_is_locked_as_long_as_it_is_needed() {
