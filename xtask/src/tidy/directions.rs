@@ -40,6 +40,7 @@ pub(crate) const LEVELS: &[Level] = &[
     ("daemon", &["block", "policy", "host", "engine"]),
     ("replicate", &["block", "policy", "host", "engine"]),
     ("live-copy", &["block", "transfer", "repo", "serve", "host", "engine"]),
+    ("migration", &["block", "repo", "host", "engine", "live-copy"]),
     (
         "cli",
         &[
@@ -58,6 +59,7 @@ pub(crate) const LEVELS: &[Level] = &[
             "daemon",
             "replicate",
             "live-copy",
+            "migration",
         ],
     ),
 ];

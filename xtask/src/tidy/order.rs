@@ -107,6 +107,21 @@ pub(crate) const ORDERS: &[Order] = &[
         ],
     ),
     (
+        "migration",
+        &[
+            "error",
+            "memory_relay",
+            "far",
+            "plan",
+            "report",
+            "disks",
+            "migration_tools",
+            "disk_copy",
+            "mover",
+            "run",
+        ],
+    ),
+    (
         "cli",
         &[
             "process", "exit", "units", "errors", "args", "output", "context", "machines", "commands", "program",

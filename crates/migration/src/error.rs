@@ -1,0 +1,119 @@
+//! The errors of this crate.
+
+use std::path::PathBuf;
+
+use holdfast_host::ToolError;
+
+/// Result of a migration.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a machine was not moved. Unless the error says otherwise, it runs at the source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An error that other jobs have, too.
+    #[error(transparent)]
+    Engine(Box<holdfast_engine::Error>),
+    /// A disk could not be copied.
+    #[error("disk {disk}")]
+    Disk {
+        /// The disk.
+        disk: String,
+        /// Why.
+        source: Box<holdfast_live_copy::Error>,
+    },
+    /// The program of the other host cannot be started, or its connection broke.
+    #[error("the holdfast of {host} does not answer: {reason}")]
+    FarHost {
+        /// The host.
+        host: String,
+        /// Why.
+        reason: String,
+    },
+    /// The other host refuses a request.
+    #[error("{host}: {reason}")]
+    Refused {
+        /// The host.
+        host: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// Something prevents the migration; nothing was changed.
+    #[error("{machine} cannot be migrated: {}", obstacles.join("; "))]
+    Obstacles {
+        /// The machine.
+        machine: String,
+        /// What prevents it.
+        obstacles: Vec<String>,
+    },
+    /// A socket of the other host cannot be reached.
+    #[error("a socket of {host} cannot be forwarded")]
+    Forward {
+        /// The host.
+        host: String,
+        /// Why.
+        source: ToolError,
+    },
+    /// The relay of the memory could not be made.
+    #[error("could not create the socket for the memory, {}", path.display())]
+    Relay {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The hypervisor has not moved the machine.
+    #[error("the hypervisor has not migrated {machine}")]
+    Hypervisor {
+        /// The machine.
+        machine: String,
+        /// Why.
+        source: Box<holdfast_host::Error>,
+    },
+    /// Every attempt would have stopped the machine for too long.
+    #[error(
+        "{machine} was stopped for longer than {frozen_max_ms} ms in {attempt_count} attempts, and runs here again"
+    )]
+    FrozenTooLong {
+        /// The machine.
+        machine: String,
+        /// Number of attempts.
+        attempt_count: u32,
+        /// The limit.
+        frozen_max_ms: u128,
+    },
+    /// The machine was switched off, or has crashed, while it was moved.
+    #[error("{machine} {how}")]
+    Ended {
+        /// The machine.
+        machine: String,
+        /// How.
+        how: String,
+    },
+    /// The hypervisor has failed after the disks were handed over, and the machine does not run here.
+    #[error(
+        "the hypervisor has failed at the end of the migration of {machine}, which does not run here; at {host}: {there}"
+    )]
+    Unresolved {
+        /// The machine.
+        machine: String,
+        /// The other host.
+        host: String,
+        /// The state of the machine there, or why it is not known.
+        there: String,
+        /// The failure.
+        source: Box<holdfast_host::Error>,
+    },
+}
+
+impl From<holdfast_engine::Error> for Error {
+    fn from(error: holdfast_engine::Error) -> Self {
+        Self::Engine(Box::new(error))
+    }
+}
+
+impl From<holdfast_host::Error> for Error {
+    fn from(error: holdfast_host::Error) -> Self {
+        Self::Engine(Box::new(error.into()))
+    }
+}

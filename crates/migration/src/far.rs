@@ -1,0 +1,242 @@
+//! Requests to the `holdfast` of the other host, a line of JSON each, and how that answers them.
+
+mod serve;
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::path::PathBuf;
+use std::process::{ChildStdin, ChildStdout};
+use std::sync::{Mutex, PoisonError};
+
+use holdfast_host::{Piped, StreamTools};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+pub use serve::{FarTools, MovingHypervisor, serve_far};
+
+/// Words after which the program answers: `holdfast receive-machine 1`.
+pub const RECEIVE_MACHINE_COMMAND: [&str; 2] = ["receive-machine", "1"];
+/// Limit of a line. A configuration has some ten thousand bytes.
+const LINE_BYTES_MAX: u64 = 16 << 20;
+
+/// What is asked of the other host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) enum FarRequest {
+    /// What it is.
+    Describe {},
+    /// What prevents a machine from running there.
+    Check(CheckRequest),
+    /// Give the files of incomplete copies their names.
+    NameDisks { paths: Vec<PathBuf> },
+    /// Remove these names again.
+    UnnameDisks { paths: Vec<PathBuf> },
+    /// Delete the socket of a migration that has failed.
+    RemoveSocket { path: PathBuf },
+    /// Whether the hypervisor has exactly these files open for the machine.
+    VerifyDisks { uuid: String, paths: Vec<PathBuf> },
+    /// Whether the machine runs there.
+    State { uuid: String },
+    /// Answer when the machine runs there.
+    AwaitStart { uuid: String },
+    /// The machine runs there: do what is left to do.
+    Complete { uuid: String, starts_with_host: bool },
+    /// Switch the machine off: it runs at the source.
+    PowerOff { uuid: String },
+}
+
+/// A machine that may come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CheckRequest {
+    pub(crate) name: String,
+    pub(crate) uuid: String,
+    /// With the paths of that host.
+    pub(crate) configuration: String,
+    pub(crate) disks: Vec<CheckedDisk>,
+}
+
+/// A disk that may come.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct CheckedDisk {
+    pub(crate) path: PathBuf,
+    pub(crate) size_bytes: u64,
+    /// Bytes that it is expected to take.
+    pub(crate) expected_bytes: u64,
+}
+
+/// The answer of the other host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) enum FarAnswer {
+    Described {
+        program: String,
+        /// The socket of its hypervisor.
+        socket: Option<PathBuf>,
+        /// The default folder for images.
+        image_folder: Option<PathBuf>,
+    },
+    Checked {
+        obstacles: Vec<String>,
+        warnings: Vec<String>,
+    },
+    Done {},
+    State {
+        state: FarState,
+    },
+    Refused {
+        reason: String,
+    },
+}
+
+/// The state of a machine at the other host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum FarState {
+    /// It is not defined there.
+    Absent,
+    ShutOff,
+    Running,
+    /// It is paused, or waits for its memory.
+    Paused,
+}
+
+impl std::fmt::Display for FarState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "not defined",
+            Self::ShutOff => "shut off",
+            Self::Running => "running",
+            Self::Paused => "paused",
+        })
+    }
+}
+
+/// The `holdfast` of the other host.
+pub struct FarHost {
+    host: String,
+    process: Mutex<FarProcess>,
+}
+
+struct FarProcess {
+    program: Piped,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl FarHost {
+    /// Starts it by `tools`. `uri` is the address of its hypervisor.
+    pub fn start(tools: &dyn StreamTools, uri: &str) -> Result<Self> {
+        let host = tools.host().unwrap_or("this host").to_owned();
+        let no_answer = |reason: String| Error::FarHost {
+            host: host.clone(),
+            reason,
+        };
+        let [verb, version] = RECEIVE_MACHINE_COMMAND;
+        let started = tools.start("holdfast", &[verb, version, "--connect", uri]);
+        let mut program = started.map_err(|error| no_answer(error.to_string()))?;
+        let ends = program.take_input().zip(program.take_output());
+        let (input, output) = ends.ok_or_else(|| no_answer("it has no pipes".to_owned()))?;
+        Ok(Self {
+            process: Mutex::new(FarProcess {
+                program,
+                input,
+                output: BufReader::new(output),
+            }),
+            host,
+        })
+    }
+
+    /// Its name.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// # Errors
+    /// The host refuses, or does not answer.
+    pub(crate) fn ask(&self, request: &FarRequest) -> Result<FarAnswer> {
+        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let answered = process.exchange(request).map_err(|error| {
+            let reason = process.program.try_end().ok().flatten();
+            Error::FarHost {
+                host: self.host.clone(),
+                reason: reason.map_or_else(|| error.to_string(), |end| end.reason()),
+            }
+        })?;
+        match answered {
+            FarAnswer::Refused { reason } => Err(Error::Refused {
+                host: self.host.clone(),
+                reason,
+            }),
+            answer => Ok(answer),
+        }
+    }
+
+    /// The state of a machine there.
+    pub(crate) fn state(&self, uuid: &str) -> Result<FarState> {
+        match self.ask(&FarRequest::State { uuid: uuid.to_owned() })? {
+            FarAnswer::State { state } => Ok(state),
+            _ => Err(self.other_version()),
+        }
+    }
+
+    pub(crate) fn other_version(&self) -> Error {
+        Error::FarHost {
+            host: self.host.clone(),
+            reason: "the answer is not from a holdfast of about the same version".to_owned(),
+        }
+    }
+}
+
+impl FarProcess {
+    fn exchange(&mut self, request: &FarRequest) -> std::io::Result<FarAnswer> {
+        let mut line = serde_json::to_vec(request)?;
+        line.push(b'\n');
+        self.input.write_all(&line)?;
+        self.input.flush()?;
+        let mut answer = Vec::new();
+        (&mut self.output).take(LINE_BYTES_MAX).read_until(b'\n', &mut answer)?;
+        if !answer.ends_with(b"\n") {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_slice(&answer)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Serialize;
+    use serde::de::DeserializeOwned;
+
+    use super::{FarAnswer, FarRequest};
+
+    /// Requests and answers of version 1, as docs/format/migration.md describes them.
+    const REQUESTS: &str = include_str!("../tests/fixtures/requests-1.jsonl");
+    const ANSWERS: &str = include_str!("../tests/fixtures/answers-1.jsonl");
+
+    fn assert_unchanged<T: Serialize + DeserializeOwned>(lines: &str) {
+        for line in lines.lines() {
+            let value: T = serde_json::from_str(line).unwrap();
+            assert_eq!(serde_json::to_string(&value).unwrap(), line);
+        }
+    }
+
+    #[test]
+    fn version_1_is_understood_and_written_as_it_was() {
+        assert_unchanged::<FarRequest>(REQUESTS);
+        assert_unchanged::<FarAnswer>(ANSWERS);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [10, 8]);
+    }
+
+    #[test]
+    fn unknown_requests_and_fields_are_refused() {
+        for line in [
+            r#"{"request":"format"}"#,
+            r#"{"request":"state","uuid":"1","force":true}"#,
+            r#"{"request":"state"}"#,
+            "[]",
+        ] {
+            assert!(serde_json::from_str::<FarRequest>(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The side of the other host: answers requests until its input ends.
+
+use std::io::{BufRead, BufReader, Read as _, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::{Clock, error_text};
+use holdfast_engine::is_memory_socket;
+use holdfast_host::domain_xml::HostNeeds;
+use holdfast_host::{
+    Autostart, HypervisorMut, LiveMigration, Machine, MachineState, ProcessorFit, agent, users_of_file,
+};
+use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
+
+use super::{CheckRequest, FarAnswer, FarRequest, FarState, LINE_BYTES_MAX};
+
+/// How long the agent of the guest may take to set the clock.
+const CLOCK_DEADLINE: Duration = Duration::from_secs(3);
+/// How long the machine may take until it runs.
+const START_PATIENCE: Duration = Duration::from_secs(5);
+const START_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A hypervisor to which machines can move.
+pub trait MovingHypervisor: HypervisorMut + LiveMigration {}
+
+impl<T: HypervisorMut + LiveMigration> MovingHypervisor for T {}
+
+/// What answers need of their host.
+pub struct FarTools<'a> {
+    /// Its hypervisor.
+    pub hypervisor: &'a dyn MovingHypervisor,
+    /// Name and version of the program.
+    pub program: String,
+    /// The clock for waits.
+    pub clock: Arc<dyn Clock>,
+    /// The time of day, in milliseconds since 1970.
+    pub now_ms: &'a dyn Fn() -> i64,
+}
+
+/// Answers requests until `input` ends.
+///
+/// # Errors
+/// A line is not a request, or an answer cannot be sent.
+pub fn serve_far(input: impl std::io::Read, mut output: impl Write, tools: &FarTools<'_>) -> std::io::Result<()> {
+    let mut input = BufReader::new(input);
+    loop {
+        let mut line = Vec::new();
+        (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+        if line.is_empty() {
+            return Ok(());
+        }
+        let request: FarRequest = serde_json::from_slice(&line)?;
+        let answer = tools
+            .answer(request)
+            .unwrap_or_else(|reason| FarAnswer::Refused { reason });
+        let mut line = serde_json::to_vec(&answer)?;
+        line.push(b'\n');
+        output.write_all(&line)?;
+        output.flush()?;
+    }
+}
+
+type Answered = Result<FarAnswer, String>;
+
+impl FarTools<'_> {
+    fn answer(&self, request: FarRequest) -> Answered {
+        match request {
+            FarRequest::Describe {} => Ok(FarAnswer::Described {
+                program: self.program.clone(),
+                socket: self.hypervisor.socket(),
+                image_folder: self.hypervisor.image_folder(),
+            }),
+            FarRequest::Check(request) => self.check(&request),
+            FarRequest::NameDisks { paths } => {
+                for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)))
+            }
+            FarRequest::UnnameDisks { paths } => for_all(&paths, |path| {
+                remove_early_name(path).map_err(|error| error_text(&error))
+            }),
+            FarRequest::RemoveSocket { path } => remove_socket(&path),
+            FarRequest::VerifyDisks { uuid, paths } => for_all(&paths, |path| verify(&uuid, path)),
+            FarRequest::State { uuid } => Ok(FarAnswer::State {
+                state: self.state(&uuid)?,
+            }),
+            FarRequest::AwaitStart { uuid } => self.await_start(&uuid),
+            FarRequest::Complete { uuid, starts_with_host } => self.complete(&uuid, starts_with_host),
+            FarRequest::PowerOff { uuid } => {
+                self.hypervisor.power_off(&uuid).map_err(|error| error_text(&error))?;
+                Ok(FarAnswer::Done {})
+            }
+        }
+    }
+
+    fn check(&self, request: &CheckRequest) -> Answered {
+        let (mut obstacles, mut warnings) = (Vec::new(), Vec::new());
+        let known = self.hypervisor.machines().map_err(|error| error_text(&error))?;
+        for machine in &known {
+            let is_same = machine.uuid == request.uuid;
+            if is_same && machine.state == MachineState::ShutOff {
+                warnings.push(format!("its definition there, {}, is replaced", machine.name));
+            } else if is_same || machine.name == request.name {
+                obstacles.push(format!(
+                    "a machine {} exists there, and is {}",
+                    machine.name, machine.state
+                ));
+            }
+        }
+        match self.hypervisor.check(&request.configuration) {
+            Ok(None) => {}
+            Ok(Some(reason)) => obstacles.push(reason),
+            Err(error) => obstacles.push(error_text(&error)),
+        }
+        if self.hypervisor.processor_fit(&request.configuration) == ProcessorFit::Lacks {
+            obstacles.push("the processor there lacks features of the machine's processor".to_owned());
+        }
+        let needs = HostNeeds::of(&request.configuration)?;
+        obstacles.extend(self.hypervisor.missing_resources(&needs));
+        obstacles.extend(missing_files(&needs, request));
+        obstacles.extend(request.disks.iter().filter_map(|disk| no_place(&disk.path)));
+        obstacles.extend(no_space(request));
+        Ok(FarAnswer::Checked { obstacles, warnings })
+    }
+
+    fn machine(&self, uuid: &str) -> Result<Option<Box<dyn Machine>>, String> {
+        match self.hypervisor.machine(uuid) {
+            Ok(machine) => Ok(Some(machine)),
+            Err(holdfast_host::Error::NoSuchMachine { .. }) => Ok(None),
+            Err(error) => Err(error_text(&error)),
+        }
+    }
+
+    fn state(&self, uuid: &str) -> Result<FarState, String> {
+        let Some(machine) = self.machine(uuid)? else {
+            return Ok(FarState::Absent);
+        };
+        match machine.describe() {
+            Ok(description) => Ok(match description.summary.state {
+                MachineState::Running => FarState::Running,
+                MachineState::ShutOff => FarState::ShutOff,
+                MachineState::Paused | MachineState::Between => FarState::Paused,
+            }),
+            Err(holdfast_host::Error::NoSuchMachine { .. }) => Ok(FarState::Absent),
+            Err(error) => Err(error_text(&error)),
+        }
+    }
+
+    fn await_start(&self, uuid: &str) -> Answered {
+        let start = self.clock.now();
+        while self.state(uuid)? != FarState::Running {
+            if self.clock.now().saturating_sub(start) > START_PATIENCE {
+                return Err("the machine does not run there".to_owned());
+            }
+            self.clock.sleep(START_INTERVAL);
+        }
+        Ok(FarAnswer::Done {})
+    }
+
+    fn complete(&self, uuid: &str, starts_with_host: bool) -> Answered {
+        self.await_start(uuid)?;
+        let starts = if starts_with_host {
+            Autostart::On
+        } else {
+            Autostart::Off
+        };
+        let set = self.hypervisor.set_autostart(uuid, starts);
+        set.map_err(|error| error_text(&error))?;
+        let machine = self.machine(uuid)?.ok_or("the machine is not there any more")?;
+        let has_agent = machine
+            .describe()
+            .is_ok_and(|description| description.has_agent_channel);
+        if has_agent {
+            // A guest without an agent that answers sets its clock itself.
+            agent::set_clock(&*machine, (self.now_ms)(), CLOCK_DEADLINE).ok();
+        }
+        Ok(FarAnswer::Done {})
+    }
+}
+
+fn for_all(paths: &[PathBuf], work: impl Fn(&Path) -> Result<(), String>) -> Answered {
+    paths.iter().try_for_each(|path| work(path))?;
+    Ok(FarAnswer::Done {})
+}
+
+/// libvirt leaves the socket of a migration that has failed.
+fn remove_socket(path: &Path) -> Answered {
+    if !is_memory_socket(path) {
+        return Err(format!("{} is not a socket of a migration", path.display()));
+    }
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
+        _ => Ok(FarAnswer::Done {}),
+    }
+}
+
+/// Whether the QEMU of a machine has a file open. A copy into a file that it does not use would be of no use.
+fn verify(uuid: &str, path: &Path) -> Result<(), String> {
+    let users = users_of_file(path);
+    let is_its = |arguments: &[String]| arguments.iter().any(|word| word == uuid);
+    if users.found.iter().any(|process| is_its(&process.arguments)) {
+        return Ok(());
+    }
+    let reason = if users.is_complete {
+        "its hypervisor has another file open"
+    } else {
+        "which files its hypervisor has open is not visible: holdfast must run as root there"
+    };
+    Err(format!("{}: {reason}", path.display()))
+}
+
+/// Files that the machine needs besides the disks that come.
+fn missing_files(needs: &HostNeeds, request: &CheckRequest) -> Vec<String> {
+    let comes = |path: &Path| request.disks.iter().any(|disk| disk.path == path);
+    let missing = needs.files.iter().filter(|(_, path)| !comes(path) && !path.exists());
+    let mut missing: Vec<String> = missing
+        .map(|(what, path)| format!("{} ({what}) does not exist there", path.display()))
+        .collect();
+    let folders = needs.made_files.iter().filter_map(|path| path.parent());
+    let absent = folders.filter(|folder| !folder.is_dir());
+    missing.extend(absent.map(|folder| format!("the folder {} does not exist there", folder.display())));
+    let links = needs
+        .links
+        .iter()
+        .filter(|link| !Path::new("/sys/class/net").join(link).exists());
+    missing.extend(links.map(|link| format!("the network device {link} does not exist there")));
+    missing
+}
+
+fn no_place(path: &Path) -> Option<String> {
+    if !path.is_absolute() {
+        return Some(format!("{} is not an absolute path", path.display()));
+    }
+    if path.symlink_metadata().is_ok() && !is_named_early(path) {
+        return Some(format!("{} exists there", path.display()));
+    }
+    let folder = path.parent()?;
+    (!folder.is_dir()).then(|| format!("the folder {} does not exist there", folder.display()))
+}
+
+/// The disks that come share the space of their file systems.
+fn no_space(request: &CheckRequest) -> Option<String> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut wanted: Vec<(u64, PathBuf, u64)> = Vec::new();
+    for disk in &request.disks {
+        let folder = disk.path.parent()?;
+        let device = folder.metadata().ok()?.dev();
+        let missing = disk.expected_bytes.saturating_sub(interrupted_bytes(&disk.path));
+        match wanted.iter_mut().find(|(known, ..)| *known == device) {
+            Some((.., bytes)) => *bytes += missing,
+            None => wanted.push((device, folder.to_owned(), missing)),
+        }
+    }
+    wanted.iter().find_map(|(_, folder, bytes)| {
+        let room = rustix::fs::statvfs(folder).ok()?;
+        let available = room.f_bavail.saturating_mul(room.f_frsize);
+        (available < *bytes).then(|| {
+            format!(
+                "{} has {available} bytes of space there; the disks take {bytes}",
+                folder.display()
+            )
+        })
+    })
+}

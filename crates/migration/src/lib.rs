@@ -1,0 +1,32 @@
+//! Machines that move to another host while they run.
+//!
+//! libvirt moves the memory, through a relay of ours that holds the last bytes back: [`MemoryRelay`]. Meanwhile `live-copy`
+//! copies the disks. When libvirt has stopped the machine for the rest of its memory, the rest of the disks is sent, and the
+//! relay is opened as soon as the other host has sealed all of them. If anything fails before, the relay breaks the stream, and
+//! libvirt resumes the machine here.
+//!
+//! - `memory_relay`: the relay of the memory
+//! - `far`: requests to the `holdfast` of the other host, and how that answers them
+//! - `plan`: what a move would do, and what prevents it
+//! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
+//! - `mover`: what follows on each event; `run`: the migration of a machine
+
+mod disk_copy;
+mod disks;
+mod error;
+mod far;
+mod memory_relay;
+mod migration_tools;
+mod mover;
+mod plan;
+mod report;
+mod run;
+
+pub use disks::CopyEvents;
+pub use error::{Error, Result};
+pub use far::{FarHost, FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
+pub use memory_relay::{MemoryRelay, RelayEnd};
+pub use migration_tools::{MigrationObserver, MigrationTools};
+pub use plan::{IncompleteMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
+pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
+pub use run::migrate;

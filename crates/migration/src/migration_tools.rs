@@ -1,0 +1,64 @@
+//! What a migration needs, and the observer of its steps.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::Clock;
+use holdfast_engine::TrackedMachine;
+use holdfast_host::Machine;
+use holdfast_live_copy::{Connector, ThrottlePolicy};
+use holdfast_repo::key::Randomness;
+
+use crate::disks::CopyEvents;
+use crate::error::Result;
+use crate::far::{FarHost, MovingHypervisor};
+use crate::report::MigrationPhase;
+
+/// What a migration needs.
+pub struct MigrationTools<'a> {
+    /// The hypervisor, with a connection that waits until the machine has moved.
+    pub hypervisor: &'a dyn MovingHypervisor,
+    /// The same with another connection: two calls on one connection wait for each other.
+    pub control: &'a dyn MovingHypervisor,
+    /// The machine, with a third connection.
+    pub watched: &'a dyn Machine,
+    /// The machine whose writes are recorded, with a fourth connection.
+    pub tracked: &'a TrackedMachine<'a>,
+    /// The other host.
+    pub far: &'a FarHost,
+    /// Starts receivers there.
+    pub connector: Arc<dyn Connector>,
+    /// Forwards connections to the first socket, here, to the second one, there.
+    pub forward: &'a (dyn Fn(&Path, &Path) -> Result<()> + Sync),
+    /// A private folder for sockets.
+    pub folder: PathBuf,
+    /// The socket for the memory: its path is the same on both hosts.
+    pub memory_socket: PathBuf,
+    /// The machine is resumed here if it is stopped for longer.
+    pub frozen_max: Duration,
+    /// Number of attempts to stop the machine for at most this time.
+    pub attempt_count_max: u32,
+    /// Whether the guest's writes may be limited.
+    pub throttle: ThrottlePolicy,
+    /// For how long a lost connection is tried again.
+    pub retry_time: Duration,
+    /// The clock of all threads.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness for the numbers of connections.
+    pub randomness: &'a dyn Randomness,
+    /// Name and version of the program.
+    pub program: String,
+    /// Sees what happens.
+    pub observer: &'a dyn MigrationObserver,
+}
+
+/// Sees what happens.
+pub trait MigrationObserver: CopyEvents {
+    /// A phase begins.
+    fn phase(&self, phase: MigrationPhase);
+    /// An attempt would have stopped the machine for too long; it runs here, and the migration continues.
+    fn stopped_too_long(&self, stopped: Duration);
+    /// Something is left to do.
+    fn left(&self, reason: &str);
+}

@@ -1,0 +1,478 @@
+//! Directs a migration: events come in, and each is answered by the next steps.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox};
+use std::thread::Scope;
+use std::time::Duration;
+
+use holdfast_block::error_text;
+use holdfast_engine::{Interrupted, Job};
+use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{MachineState, MigrationRequest};
+use holdfast_live_copy::{CopyDirector, MachineHandover};
+
+use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
+use crate::error::{Error, Result};
+use crate::far::{FarRequest, FarState};
+use crate::memory_relay::MemoryRelay;
+use crate::migration_tools::MigrationTools;
+use crate::plan::MigrationPlan;
+use crate::report::{MigrationPhase, MigrationReport, MovedDisk, PhaseClock};
+
+/// Interval of looking for an interrupt.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval of asking whether the machine is stopped.
+const WATCH_INTERVAL: Duration = Duration::from_millis(1);
+/// How long the hypervisor may take to end a move whose stream is broken.
+const END_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How far a move is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The disks are copied.
+    Disks,
+    /// The memory is sent.
+    Memory,
+    /// The machine is stopped since this time.
+    Stopped { since: Duration },
+    /// The same, and the disks are being handed over.
+    HandingOver,
+    /// The relay is open: the hypervisor decides where the machine runs.
+    Opened,
+    /// The stream was broken: the hypervisor resumes the machine here.
+    Breaking { reason: BreakReason },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BreakReason {
+    /// The machine was stopped for too long.
+    Late,
+    /// The migration ends.
+    GivingUp,
+}
+
+/// What directs a migration, and the copies of its disks.
+pub(crate) struct MoveSetup<'s, 'e, 'a> {
+    pub(crate) plan: &'e MigrationPlan,
+    pub(crate) tools: &'e MigrationTools<'a>,
+    pub(crate) job: Job<'e>,
+    pub(crate) scope: &'s Scope<'s, 'e>,
+    /// The socket here that ssh forwards to the hypervisor there.
+    pub(crate) hypervisor: &'e Path,
+    /// The socket here that ssh forwards to the socket for the memory there.
+    pub(crate) onward: &'e Path,
+    pub(crate) events: Outbox<MoveEvent>,
+    pub(crate) directors: &'e [CopyDirector],
+}
+
+pub(crate) struct Mover<'s, 'e, 'a> {
+    plan: &'e MigrationPlan,
+    tools: &'e MigrationTools<'a>,
+    job: Job<'e>,
+    scope: &'s Scope<'s, 'e>,
+    hypervisor: &'e Path,
+    onward: &'e Path,
+    events: Outbox<MoveEvent>,
+    copies: DiskCopies<'e>,
+    stage: Stage,
+    relay: Option<MemoryRelay>,
+    attempt_count: u32,
+    times: PhaseClock,
+    /// Whether the other host has compared the files.
+    is_verified: bool,
+    /// Ends the thread that watches the machine.
+    watch_end: Arc<AtomicBool>,
+}
+
+impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
+    pub(crate) fn new(setup: MoveSetup<'s, 'e, 'a>) -> Self {
+        Self {
+            plan: setup.plan,
+            tools: setup.tools,
+            job: setup.job,
+            scope: setup.scope,
+            hypervisor: setup.hypervisor,
+            onward: setup.onward,
+            events: setup.events,
+            copies: DiskCopies::new(setup.directors),
+            stage: Stage::Disks,
+            relay: None,
+            attempt_count: 0,
+            times: PhaseClock::begin(setup.tools.clock.now()),
+            is_verified: false,
+            watch_end: Arc::default(),
+        }
+    }
+
+    /// Moves the machine. When this returns, the copies know how it has ended.
+    pub(crate) fn run(mut self, inbox: &Inbox<MoveEvent>, outcome: &MoveOutcome) -> Result<MigrationReport> {
+        match self.direct(inbox) {
+            Ok(memory_bytes) => {
+                outcome.set(MachineHandover::Completed);
+                self.wait_for_copies(inbox);
+                Ok(self.report(memory_bytes))
+            }
+            Err(error) => {
+                outcome.set(MachineHandover::Failed);
+                self.give_up();
+                Err(error)
+            }
+        }
+    }
+
+    /// Directs the migration until the machine runs there. Returns the bytes of its memory.
+    fn direct(&mut self, inbox: &Inbox<MoveEvent>) -> Result<u64> {
+        self.tools.observer.phase(MigrationPhase::Disks);
+        if self.plan.disks.is_empty() {
+            self.begin_memory()?;
+        }
+        loop {
+            let now = self.tools.clock.now();
+            let patience = match self.stage {
+                Stage::Stopped { since } => (since + self.tools.frozen_max).saturating_sub(now).min(LOOK_INTERVAL),
+                _ => LOOK_INTERVAL,
+            };
+            match inbox.recv_timeout(patience) {
+                Ok(event) => {
+                    if let Some(memory_bytes) = self.handle(event)? {
+                        return Ok(memory_bytes);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => unreachable!("this thread holds a sender"),
+            }
+            self.keep_promise();
+            self.heed_interrupt()?;
+        }
+    }
+
+    fn handle(&mut self, event: MoveEvent) -> Result<Option<u64>> {
+        match event {
+            MoveEvent::State { disk, state } => {
+                self.copies.note_state(disk, state);
+                self.advance()?;
+            }
+            MoveEvent::Sealed { disk, note } => {
+                self.copies.note_seal(disk, note);
+                self.hand_over();
+            }
+            MoveEvent::Thawed if matches!(self.stage, Stage::Memory | Stage::Stopped { .. }) => {
+                self.break_stream(BreakReason::Late);
+            }
+            MoveEvent::Stopped if self.stage == Stage::Memory => {
+                let now = self.tools.clock.now();
+                self.times.end(MigrationPhase::Memory, now);
+                self.stage = Stage::Stopped { since: now };
+                self.copies.request_freeze();
+                if self.plan.disks.is_empty() {
+                    self.stage = Stage::HandingOver;
+                    self.advance()?;
+                }
+            }
+            MoveEvent::Thawed | MoveEvent::Stopped => {}
+            MoveEvent::Verified(Ok(())) => {
+                self.is_verified = true;
+                self.hand_over();
+            }
+            MoveEvent::Verified(Err(error)) => return Err(error),
+            MoveEvent::Started => self.times.end(MigrationPhase::Start, self.tools.clock.now()),
+            MoveEvent::MemoryEnded(Ok(())) => return Ok(Some(self.moved())),
+            MoveEvent::MemoryEnded(Err(error)) => return self.not_moved(error),
+            MoveEvent::Ended { disk, result } => match *result {
+                Ok(report) => self.copies.note_end(disk, report),
+                Err(source) => {
+                    return Err(Error::Disk {
+                        disk: self.plan.disks[disk].target.clone(),
+                        source: Box::new(source),
+                    });
+                }
+            },
+        }
+        Ok(None)
+    }
+
+    /// Hands the disks over when all are sealed, in the files that the hypervisor there has open.
+    fn hand_over(&mut self) {
+        if matches!(self.stage, Stage::Stopped { .. }) && self.is_verified && self.copies.are_sealed() {
+            self.stage = Stage::HandingOver;
+            self.copies.confirm();
+        }
+    }
+
+    /// Takes the steps that the states of the copies permit.
+    fn advance(&mut self) -> Result<()> {
+        match self.stage {
+            Stage::Disks if self.copies.are_armed() => self.begin_memory(),
+            Stage::HandingOver if self.copies.are_committed() => {
+                self.times.end(MigrationPhase::Seal, self.tools.clock.now());
+                if let Some(relay) = &self.relay {
+                    relay.open();
+                }
+                self.stage = Stage::Opened;
+                self.tools.observer.phase(MigrationPhase::Start);
+                self.await_start();
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn begin_memory(&mut self) -> Result<()> {
+        let tools = self.tools;
+        self.times.end(MigrationPhase::Disks, tools.clock.now());
+        tools.observer.phase(MigrationPhase::Memory);
+        self.attempt_count += 1;
+        self.is_verified = self.plan.disks.is_empty();
+        let paths: Vec<PathBuf> = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
+        tools.far.ask(&FarRequest::NameDisks { paths: paths.clone() })?;
+        let relay = MemoryRelay::listen(&tools.memory_socket, self.onward).map_err(|source| Error::Relay {
+            path: tools.memory_socket.clone(),
+            source,
+        })?;
+        self.relay = Some(relay);
+        let limited = tools.control.limit_downtime(&self.plan.uuid, tools.frozen_max / 2);
+        limited.map_err(|error| self.hypervisor_failed(error))?;
+        self.stage = Stage::Memory;
+        let plan = self.plan;
+        let events = self.events.clone();
+        let destination = format!("qemu+unix:///system?socket={}", self.hypervisor.display());
+        self.scope.spawn(move || {
+            let moved = tools.hypervisor.migrate(
+                &plan.uuid,
+                &MigrationRequest {
+                    destination: &destination,
+                    memory_socket: &tools.memory_socket,
+                    configuration: &plan.configuration,
+                    kept_configuration: &plan.kept_configuration,
+                },
+            );
+            events.send(MoveEvent::MemoryEnded(moved)).ok();
+        });
+        self.watch_end = Arc::default();
+        let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
+        self.scope.spawn(move || {
+            if wait_for_stop(tools, &end) {
+                events.send(MoveEvent::Stopped).ok();
+            }
+        });
+        if !self.is_verified {
+            let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
+            let uuid = self.plan.uuid.clone();
+            self.scope.spawn(move || {
+                if let Some(verified) = verify(tools, &uuid, &paths, &end) {
+                    events.send(MoveEvent::Verified(verified)).ok();
+                }
+            });
+        }
+        Ok(())
+    }
+
+    /// Asks the other host when the machine runs. libvirt reports the end only when it has ended the process here.
+    fn await_start(&self) {
+        let (events, tools, uuid) = (self.events.clone(), self.tools, self.plan.uuid.clone());
+        self.scope.spawn(move || {
+            if tools.far.ask(&FarRequest::AwaitStart { uuid }).is_ok() {
+                events.send(MoveEvent::Started).ok();
+            }
+        });
+    }
+
+    /// The machine is resumed here, if it is stopped.
+    fn break_stream(&mut self, reason: BreakReason) {
+        self.watch_end.store(true, Ordering::Release);
+        if let Some(relay) = &self.relay {
+            relay.break_off();
+        }
+        self.stage = Stage::Breaking { reason };
+    }
+
+    fn keep_promise(&mut self) {
+        if let Stage::Stopped { since } = self.stage {
+            let stopped = self.tools.clock.now().saturating_sub(since);
+            if stopped > self.tools.frozen_max {
+                self.tools.observer.stopped_too_long(stopped);
+                self.break_stream(BreakReason::Late);
+            }
+        }
+    }
+
+    fn heed_interrupt(&mut self) -> Result<()> {
+        let is_decided = matches!(self.stage, Stage::HandingOver | Stage::Opened);
+        if self.job.interrupt.is_requested() && !is_decided {
+            return Err(holdfast_engine::Error::from(Interrupted).into());
+        }
+        Ok(())
+    }
+
+    /// The machine runs there.
+    fn moved(&mut self) -> u64 {
+        self.watch_end.store(true, Ordering::Release);
+        self.times.end(MigrationPhase::End, self.tools.clock.now());
+        self.relay.as_ref().map_or(0, MemoryRelay::sent_bytes)
+    }
+
+    /// The hypervisor has resumed the machine here, or it has ended.
+    fn not_moved(&mut self, error: holdfast_host::Error) -> Result<Option<u64>> {
+        self.watch_end.store(true, Ordering::Release);
+        self.relay = None;
+        if let Some(how) = self.tools.watched.ended()
+            && self.stage != Stage::Opened
+        {
+            return Err(Error::Ended {
+                machine: self.plan.machine.clone(),
+                how: how.to_string(),
+            });
+        }
+        match self.stage {
+            Stage::Opened => self.resolve(error),
+            Stage::Breaking {
+                reason: BreakReason::Late,
+            } if self.attempt_count < self.tools.attempt_count_max => {
+                self.copies.revoke_freeze();
+                self.stage = Stage::Disks;
+                self.times.since = self.tools.clock.now();
+                self.tools.observer.phase(MigrationPhase::Disks);
+                Ok(None)
+            }
+            Stage::Breaking {
+                reason: BreakReason::Late,
+            } => Err(Error::FrozenTooLong {
+                machine: self.plan.machine.clone(),
+                attempt_count: self.attempt_count,
+                frozen_max_ms: self.tools.frozen_max.as_millis(),
+            }),
+            _ => Err(self.hypervisor_failed(error)),
+        }
+    }
+
+    fn hypervisor_failed(&self, source: holdfast_host::Error) -> Error {
+        Error::Hypervisor {
+            machine: self.plan.machine.clone(),
+            source: Box::new(source),
+        }
+    }
+
+    /// The hypervisor has failed after the relay was opened: where the machine runs is asked of both hosts. It must not run
+    /// on both.
+    fn resolve(&mut self, error: holdfast_host::Error) -> Result<Option<u64>> {
+        let runs_here = self
+            .tools
+            .watched
+            .describe()
+            .is_ok_and(|description| description.summary.state == MachineState::Running);
+        let there = self.tools.far.state(&self.plan.uuid);
+        match (runs_here, &there) {
+            (false, Ok(FarState::Running)) => {
+                self.tools.observer.left(&error_text(&error));
+                Ok(Some(self.moved()))
+            }
+            (true, Ok(FarState::Running | FarState::Paused)) => {
+                let uuid = self.plan.uuid.clone();
+                self.tools.far.ask(&FarRequest::PowerOff { uuid })?;
+                Err(self.hypervisor_failed(error))
+            }
+            (true, _) => Err(self.hypervisor_failed(error)),
+            (false, _) => Err(Error::Unresolved {
+                machine: self.plan.machine.clone(),
+                host: self.tools.far.host().to_owned(),
+                there: there.map_or_else(|error| error_text(&error), |state| state.to_string()),
+                source: Box::new(error),
+            }),
+        }
+    }
+
+    /// Ends everything after a failure. The machine runs here when this returns.
+    fn give_up(&mut self) {
+        if matches!(self.stage, Stage::Memory | Stage::Stopped { .. } | Stage::HandingOver) {
+            self.break_stream(BreakReason::GivingUp);
+        }
+        self.watch_end.store(true, Ordering::Release);
+        self.relay = None;
+        self.copies.revoke_freeze();
+        self.copies.cancel();
+        if self.attempt_count > 0 {
+            let paths = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
+            let path = self.tools.memory_socket.clone();
+            for request in [FarRequest::UnnameDisks { paths }, FarRequest::RemoveSocket { path }] {
+                if let Err(error) = self.tools.far.ask(&request) {
+                    self.tools.observer.left(&error_text(&error));
+                }
+            }
+        }
+    }
+
+    /// The machine runs there: the copies only have to tell their receivers.
+    fn wait_for_copies(&mut self, inbox: &Inbox<MoveEvent>) {
+        let until = self.tools.clock.now() + END_PATIENCE;
+        while !self.copies.are_ended() && self.tools.clock.now() < until {
+            let Ok(MoveEvent::Ended { disk, result }) = inbox.recv_timeout(LOOK_INTERVAL) else {
+                continue;
+            };
+            match *result {
+                Ok(report) => self.copies.note_end(disk, report),
+                Err(error) => {
+                    self.tools.observer.left(&error_text(&error));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn report(self, memory_bytes: u64) -> MigrationReport {
+        let stopped = self
+            .times
+            .times
+            .iter()
+            .filter(|time| matches!(time.phase, MigrationPhase::Seal | MigrationPhase::Start));
+        let stopped = stopped.map(|time| time.duration).sum();
+        let disks = self.plan.disks.iter().zip(self.copies.into_reports());
+        MigrationReport {
+            disks: disks
+                .map(|(disk, copy)| MovedDisk {
+                    target: disk.target.clone(),
+                    path: disk.path.clone(),
+                    copy,
+                })
+                .collect(),
+            memory_bytes,
+            phases: self.times.times,
+            stopped,
+            attempt_count: self.attempt_count,
+            duration: Duration::ZERO,
+        }
+    }
+}
+
+/// Waits until the hypervisor has stopped the machine. False if that is not awaited any more.
+fn wait_for_stop(tools: &MigrationTools<'_>, end: &AtomicBool) -> bool {
+    let status = QmpCommand::new("query-status", serde_json::Value::Null);
+    while !end.load(Ordering::Acquire) {
+        match tools.watched.monitor().execute(&status) {
+            Ok(status) if status["running"] == false => return true,
+            Ok(_) => tools.clock.sleep(WATCH_INTERVAL),
+            // The machine may have ended; the thread that waits for the hypervisor learns of it.
+            Err(_) => tools.clock.sleep(LOOK_INTERVAL),
+        }
+    }
+    false
+}
+
+/// Asks the other host whether its hypervisor has the files of the copies open, until it has, or the migration ends.
+fn verify(tools: &MigrationTools<'_>, uuid: &str, paths: &[PathBuf], end: &AtomicBool) -> Option<Result<()>> {
+    loop {
+        let request = FarRequest::VerifyDisks {
+            uuid: uuid.to_owned(),
+            paths: paths.to_vec(),
+        };
+        let verified = tools.far.ask(&request).map(drop);
+        if verified.is_ok() {
+            return Some(verified);
+        }
+        if end.load(Ordering::Acquire) {
+            return None;
+        }
+        tools.clock.sleep(LOOK_INTERVAL);
+    }
+}

@@ -1,0 +1,97 @@
+//! The phases of a migration, and its result.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use holdfast_live_copy::LiveCopyReport;
+
+/// A phase of a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MigrationPhase {
+    /// The disks are copied, until little is left.
+    Disks,
+    /// The memory is sent; the disks continue.
+    Memory,
+    /// The machine is stopped: the rest of the disks is sent and sealed.
+    Seal,
+    /// The hypervisor starts the machine there.
+    Start,
+    /// The machine runs there; the hypervisor here ends its process.
+    End,
+}
+
+impl MigrationPhase {
+    /// The word for it in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Disks => "disks",
+            Self::Memory => "memory",
+            Self::Seal => "seal",
+            Self::Start => "start",
+            Self::End => "end",
+        }
+    }
+}
+
+/// How long a phase took in the last attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PhaseDuration {
+    /// The phase.
+    pub phase: MigrationPhase,
+    /// How long it took.
+    pub duration: Duration,
+}
+
+/// A disk that has moved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MovedDisk {
+    /// Its target in the machine.
+    pub target: String,
+    /// Its file at the other host.
+    pub path: PathBuf,
+    /// The report of its copy.
+    pub copy: LiveCopyReport,
+}
+
+/// The result of a migration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MigrationReport {
+    /// The disks.
+    pub disks: Vec<MovedDisk>,
+    /// Bytes of memory that were sent.
+    pub memory_bytes: u64,
+    /// The phases, in order.
+    pub phases: Vec<PhaseDuration>,
+    /// From the stop of the machine until its hypervisor has reported that it runs there.
+    pub stopped: Duration,
+    /// Number of attempts.
+    pub attempt_count: u32,
+    /// How long everything took.
+    pub duration: Duration,
+}
+
+/// Measures phases.
+pub(crate) struct PhaseClock {
+    pub(crate) since: Duration,
+    pub(crate) times: Vec<PhaseDuration>,
+}
+
+impl PhaseClock {
+    pub(crate) fn begin(now: Duration) -> Self {
+        Self {
+            since: now,
+            times: Vec::new(),
+        }
+    }
+
+    /// The phase has ended. A repeated phase counts with the time of its last attempt, except for the disks.
+    pub(crate) fn end(&mut self, phase: MigrationPhase, now: Duration) {
+        let duration = now.saturating_sub(self.since);
+        self.since = now;
+        match self.times.iter_mut().find(|time| time.phase == phase) {
+            Some(time) if phase == MigrationPhase::Disks => time.duration += duration,
+            Some(time) => time.duration = duration,
+            None => self.times.push(PhaseDuration { phase, duration }),
+        }
+    }
+}
