@@ -14,7 +14,8 @@ fn input_that_is_not_packed_is_an_error() {
         (&b""[..], "cut off"),
         (b"\x1f", "cut off"),
         (b"\x28\xb5\x2f", "cut off"),
-        (b"a text, and no more", "neither"),
+        (b"\xfd7", "cut off"),
+        (b"a text, and no more", "not compressed with"),
     ] {
         let output = rig.run_with(&["compress", "-d"], input);
         assert_eq!(output.status.code(), Some(5), "{input:?}: {output:?}");
