@@ -208,6 +208,7 @@ mod tests {
         "template tag",
         "template remove",
         "live-copy",
+        "migrate",
     ];
 
     /// Commands that change something without `--dry-run`, for a reason that `docs/command-line.md` gives.
@@ -240,6 +241,7 @@ mod tests {
         "unmount",
         "receive",
         "receive-disk",
+        "receive-machine",
         "freeze-commands",
         "peer",
         "daemon",

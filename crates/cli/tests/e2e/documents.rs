@@ -150,6 +150,7 @@ fn reports_of_machines(reports: &mut BTreeMap<&'static str, Vec<Value>>) {
     }
     reports.insert("replicate", crate::replication::reports());
     reports.insert("live-copy", crate::live_copies::reports());
+    reports.insert("migrate", crate::migrations::reports());
     let of_others = crate::verbs::exchanges::reports().into_iter();
     for (verb, report) in of_others
         .chain(crate::verbs::virtualbox::reports())

@@ -10,6 +10,7 @@ mod host;
 mod interrupts;
 mod live_copies;
 mod machines;
+mod migrations;
 mod packaging;
 mod parsers;
 mod program;

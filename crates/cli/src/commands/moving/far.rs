@@ -15,12 +15,108 @@ use crate::machines::runs;
 
 const SCHEME: &str = "ssh://";
 
+/// A host that ssh reaches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct SshHost {
+    /// `host`, or `user@host`.
+    pub(super) name: String,
+    port: Option<u16>,
+}
+
+impl SshHost {
+    /// `[USER@]HOST[:PORT]`.
+    ///
+    /// # Errors
+    /// What is wrong.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let (name, port) = match text.rsplit_once(':') {
+            Some((name, port)) if !port.ends_with(']') => {
+                let number = port.parse().map_err(|_| format!("{port:?} is not a port"))?;
+                (name, Some(number))
+            }
+            _ => (text, None),
+        };
+        let is_host = !name.is_empty()
+            && !name.starts_with('-')
+            && name
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"@._-%[]:".contains(&byte));
+        if !is_host {
+            return Err(format!("{text:?} does not name a host"));
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            port,
+        })
+    }
+
+    /// Opens the connection of ssh that all programs there share.
+    pub(super) fn connect(&self, options: &[String], context: &Context) -> Result<Ssh, Error> {
+        let port = self.port.map(|port| format!("Port={port}"));
+        let address = SshAddress {
+            destination: self.name.clone(),
+            options: options.iter().cloned().chain(port).collect(),
+        };
+        let folder = format!("holdfast-ssh-{:08x}", runs::new_run()?);
+        let folder = context.runtime_folder().join(folder);
+        let failed = |error| {
+            Error::from(holdfast_engine::Error::from(
+                holdfast_host::provider::ProviderError::from(error),
+            ))
+        };
+        Ssh::connect(address, folder, Arc::clone(context.clock()), TOOL_TIME_OUT).map_err(failed)
+    }
+}
+
+impl std::fmt::Display for SshHost {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.port {
+            None => formatter.write_str(&self.name),
+            Some(port) => write!(formatter, "{}:{port}", self.name),
+        }
+    }
+}
+
+/// A host to which a machine moves, and the folder of its disks there: `ssh://[USER@]HOST[:PORT][/FOLDER]`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct MoveTarget {
+    pub(super) host: SshHost,
+    /// None for the default of its hypervisor.
+    pub(super) folder: Option<PathBuf>,
+}
+
+impl MoveTarget {
+    pub(super) fn parse(word: &OsStr) -> Result<Self, Error> {
+        let wrong = |what: String| Error::usage(what, "write ssh://HOST, or ssh://USER@HOST:PORT/FOLDER");
+        let rest = word.to_str().and_then(|text| text.strip_prefix(SCHEME));
+        let rest = rest.ok_or_else(|| wrong(format!("{} is not the address of a host", word.display())))?;
+        let (host, folder) = match rest.split_once('/') {
+            Some((host, folder)) if !folder.is_empty() => (host, Some(Path::new("/").join(folder))),
+            Some((host, _)) => (host, None),
+            None => (rest, None),
+        };
+        Ok(Self {
+            host: SshHost::parse(host).map_err(wrong)?,
+            folder,
+        })
+    }
+}
+
+impl std::fmt::Display for MoveTarget {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{SCHEME}{}", self.host)?;
+        match &self.folder {
+            Some(folder) => write!(formatter, "{}", folder.display()),
+            None => Ok(()),
+        }
+    }
+}
+
 /// A target as it is written on the command line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct CopyTarget {
-    /// `host`, or `user@host`; none for this host.
-    pub(super) host: Option<String>,
-    port: Option<u16>,
+    /// None for this host.
+    pub(super) host: Option<SshHost>,
     /// An absolute path.
     pub(super) path: PathBuf,
 }
@@ -35,24 +131,12 @@ impl CopyTarget {
         let (host, path) = rest
             .split_once('/')
             .ok_or_else(|| wrong(format!("{rest:?} has no path")))?;
-        let (host, port) = match host.rsplit_once(':') {
-            Some((host, port)) if !port.ends_with(']') => {
-                let number = port.parse().map_err(|_| wrong(format!("{port:?} is not a port")))?;
-                (host, Some(number))
-            }
-            _ => (host, None),
-        };
-        let is_host = !host.is_empty()
-            && !host.starts_with('-')
-            && host
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b"@._-%[]:".contains(&byte));
-        if !is_host || path.is_empty() {
-            return Err(wrong(format!("{rest:?} does not name a host and a file")));
+        let host = SshHost::parse(host).map_err(wrong)?;
+        if path.is_empty() {
+            return Err(wrong(format!("{rest:?} does not name a file")));
         }
         Ok(Self {
-            host: Some(host.to_owned()),
-            port,
+            host: Some(host),
             path: Path::new("/").join(path),
         })
     }
@@ -72,7 +156,6 @@ impl CopyTarget {
             .ok_or_else(|| Error::usage(format!("{} does not name a file", path.display()), "name a file"))?;
         Ok(Self {
             host: None,
-            port: None,
             path: found.join(name),
         })
     }
@@ -82,32 +165,18 @@ impl CopyTarget {
         let Some(host) = &self.host else {
             return Ok(Arc::new(LocalConnector::new(receive_tools(context))));
         };
-        let port = self.port.map(|port| format!("Port={port}"));
-        let address = SshAddress {
-            destination: host.clone(),
-            options: options.iter().cloned().chain(port).collect(),
-        };
-        let folder = format!("holdfast-ssh-{:08x}", runs::new_run()?);
-        let folder = context.runtime_folder().join(folder);
+        let tools: Arc<dyn StreamTools> = Arc::new(host.connect(options, context)?);
         let clock = Arc::clone(context.clock());
-        let failed = |error| {
-            Error::from(holdfast_engine::Error::from(
-                holdfast_host::provider::ProviderError::from(error),
-            ))
-        };
-        let ssh = Ssh::connect(address, folder, Arc::clone(&clock), TOOL_TIME_OUT).map_err(failed)?;
-        let tools: Arc<dyn StreamTools> = Arc::new(ssh);
         Ok(Arc::new(ProgramConnector::new(tools, "holdfast".to_owned(), clock)))
     }
 }
 
 impl std::fmt::Display for CopyTarget {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match (&self.host, self.port) {
-            (None, _) => write!(formatter, "{}", self.path.display()),
-            (Some(host), None) => write!(formatter, "{SCHEME}{host}{}", self.path.display()),
-            (Some(host), Some(port)) => write!(formatter, "{SCHEME}{host}:{port}{}", self.path.display()),
+        if let Some(host) = &self.host {
+            write!(formatter, "{SCHEME}{host}")?;
         }
+        write!(formatter, "{}", self.path.display())
     }
 }
 
@@ -131,21 +200,19 @@ mod tests {
     use std::ffi::OsStr;
     use std::path::Path;
 
-    use super::CopyTarget;
+    use super::{CopyTarget, MoveTarget};
 
     #[test]
     fn a_target_is_a_path_here_or_on_a_host() {
         let far = CopyTarget::parse(OsStr::new("ssh://root@backup:2222/srv/web 1.raw")).unwrap();
-        assert_eq!((far.host.as_deref(), far.port), (Some("root@backup"), Some(2222)));
+        let host = |target: &CopyTarget| target.host.as_ref().map(|host| (host.name.clone(), host.port));
+        assert_eq!(host(&far), Some(("root@backup".to_owned(), Some(2222))));
         assert_eq!(far.path, Path::new("/srv/web 1.raw"));
         assert_eq!(far.to_string(), "ssh://root@backup:2222/srv/web 1.raw");
         let far = CopyTarget::parse(OsStr::new("ssh://[fe80::1]/srv/a")).unwrap();
-        assert_eq!((far.host.as_deref(), far.port), (Some("[fe80::1]"), None));
+        assert_eq!(host(&far), Some(("[fe80::1]".to_owned(), None)));
         let here = CopyTarget::parse(OsStr::new("/tmp/web1.raw")).unwrap();
-        assert_eq!(
-            (here.host.as_deref(), here.path.as_path()),
-            (None, Path::new("/tmp/web1.raw"))
-        );
+        assert_eq!((host(&here), here.path.as_path()), (None, Path::new("/tmp/web1.raw")));
         for wrong in [
             "ssh://host",
             "ssh:///srv/a",
@@ -155,6 +222,19 @@ mod tests {
             "/tmp/..",
         ] {
             CopyTarget::parse(OsStr::new(wrong)).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_machine_moves_to_a_host_and_maybe_a_folder() {
+        let target = MoveTarget::parse(OsStr::new("ssh://root@host2:2222/srv/vm")).unwrap();
+        assert_eq!(target.to_string(), "ssh://root@host2:2222/srv/vm");
+        assert_eq!(target.folder.as_deref(), Some(Path::new("/srv/vm")));
+        for without in ["ssh://host2", "ssh://host2/"] {
+            assert_eq!(MoveTarget::parse(OsStr::new(without)).unwrap().folder, None);
+        }
+        for wrong in ["host2", "/srv/vm", "ssh://", "ssh://-x/srv", "qemu+ssh://host2/system"] {
+            MoveTarget::parse(OsStr::new(wrong)).unwrap_err();
         }
     }
 }

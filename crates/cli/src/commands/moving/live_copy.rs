@@ -1,7 +1,7 @@
 //! `holdfast live-copy`: copies a disk while it is used.
 
 pub(super) mod advice;
-mod events;
+pub(super) mod events;
 mod of_machine;
 mod report;
 
@@ -16,9 +16,9 @@ use holdfast_engine::{ContainerHold, ContainerPlace, HoldContainerRequest, Job, 
 use holdfast_host::LineProcess;
 use holdfast_image::{CONTAINER_FILE, Format, OpenOptions};
 use holdfast_live_copy::{
-    CommandFreezer, ComparedSource, ConvergenceOptions, DiskId, ExistingTarget, InterruptedCopy, LiveCopyReport,
-    LiveCopyRequest, LiveSource, ReceiveRequest, SessionId, SourceConsistency, StillSource, ThrottlePolicy,
-    UNIT_BYTES_DEFAULT, Unconverged, UnitLayout, copy_live, session_of,
+    CommandFreezer, ComparedSource, ConvergenceOptions, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger,
+    InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, ReceiveRequest, SessionId, SourceConsistency,
+    StillSource, ThrottlePolicy, UNIT_BYTES_DEFAULT, Unconverged, UnitLayout, copy_live, session_of,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Processes as _, SystemProcesses};
@@ -60,8 +60,6 @@ pub(crate) struct LiveCopyArgs {
     freezing: FreezingArgs,
     #[command(flatten)]
     container_freeze: FreezeArgs,
-    #[command(flatten)]
-    machine: MachineSourceArgs,
     /// Replace a file that exists, when the copy is complete; overwrite a block device
     #[arg(long)]
     force: bool,
@@ -77,6 +75,8 @@ pub(crate) struct LiveCopyArgs {
     /// Open the source, and show what would be copied; write nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    machine: MachineSourceArgs,
 }
 
 /// How a source that is written is frozen.
@@ -343,11 +343,14 @@ impl LiveCopyArgs {
                 },
                 unconverged: Unconverged::GiveUp,
             },
+            purpose: CopyPurpose::Duplicate,
+            trigger: FreezeTrigger::WhenReady,
             attempt_count_max: ATTEMPT_COUNT_MAX,
             retry_time: self.retry_for,
             clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),
+            director: None,
             observer: &ShownEvents {
                 console: context.console(),
                 rounds: prepared.rounds,
@@ -398,7 +401,7 @@ fn session(identity: &[&[u8]], target: &CopyTarget) -> SessionId {
 }
 
 /// Parses `500ms`, `10s`, `5m`, `1h`.
-fn parse_time(text: &str) -> Result<Duration, String> {
+pub(super) fn parse_time(text: &str) -> Result<Duration, String> {
     let units = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
     let parsed = units.iter().find_map(|(unit, factor)| {
         let number: u64 = text.strip_suffix(unit)?.trim_end().parse().ok()?;

@@ -3,7 +3,9 @@
 mod far;
 mod freeze_commands;
 mod live_copy;
+mod migrate;
 mod receive_disk;
+mod receive_machine;
 
 use crate::commands::verb::verbs;
 
@@ -11,10 +13,14 @@ verbs! {
     pub(crate) enum MovingVerb {
         /// Copy a disk while it is used, here or to another host
         "live-copy" => LiveCopy(live_copy::LiveCopyArgs),
+        /// Move a machine to another host while it runs
+        "migrate" => Migrate(migrate::MigrateArgs),
     }
     internal {
         /// Receive a disk from the holdfast of another host
         "receive-disk" => ReceiveDisk(receive_disk::ReceiveDiskArgs),
+        /// Receive a machine from the holdfast of another host
+        "receive-machine" => ReceiveMachine(receive_machine::ReceiveMachineArgs),
         /// Freeze and thaw by commands, for live-copy
         "freeze-commands" => FreezeCommands(freeze_commands::FreezeCommandsArgs),
     }

@@ -41,11 +41,16 @@ impl Drop for Sshd {
 impl Sshd {
     /// Starts an sshd that accepts the key, for any command or for `forced` only.
     pub(crate) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
-        or_skip(Self::try_start(program, forced))
+        or_skip(Self::try_start(program, forced, None))
+    }
+
+    /// Starts one with the view of the file system that a process has: another host.
+    pub(crate) fn start_inside(process: u32, program: Program) -> Option<Self> {
+        or_skip(Self::try_start(program, None, Some(process)))
     }
 
     #[expect(clippy::disallowed_methods, reason = "only sshd is a sshd")]
-    fn try_start(program: Program, forced: Option<&str>) -> Result<Self, String> {
+    fn try_start(program: Program, forced: Option<&str>, inside: Option<u32>) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("a sshd that lets in its own user is started by root here".to_owned());
         }
@@ -79,7 +84,14 @@ impl Sshd {
                 .unwrap();
         }
         std::fs::create_dir_all("/run/sshd").map_err(|error| error.to_string())?;
-        let mut command = Command::new("/usr/sbin/sshd");
+        let mut command = match inside {
+            Some(process) => {
+                let mut command = Command::new("/usr/bin/nsenter");
+                command.args([&format!("--mount=/proc/{process}/ns/mnt"), "--", "/usr/sbin/sshd"]);
+                command
+            }
+            None => Command::new("/usr/sbin/sshd"),
+        };
         command
             .args(["-D", "-e", "-f", &at("config")])
             .stderr(Stdio::null())

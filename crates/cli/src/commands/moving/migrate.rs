@@ -1,0 +1,313 @@
+//! `holdfast migrate`: moves a machine to another host while it runs.
+
+mod report;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use holdfast_block::error_text;
+use holdfast_engine::{Job, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine, memory_socket};
+use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, Ssh, StreamTools};
+use holdfast_live_copy::{CopyWarning, Forecast, ProgramConnector, ThrottlePolicy};
+use holdfast_migration::{
+    CopyEvents, Error as MigrationError, FarHost, IncompleteMemory, MigrationObserver, MigrationPhase, MigrationPlan,
+    MigrationReport, MigrationTools, PlanRequest, migrate, plan,
+};
+use holdfast_repo::SystemProcesses;
+use holdfast_repo::key::SystemRandomness;
+
+use super::far::{MoveTarget, program};
+use super::live_copy::advice::copy_error;
+use super::live_copy::events::{round_text, warning_text};
+use super::live_copy::parse_time;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::machines::{connect_libvirt, libvirt_address, runs};
+use crate::output::Console;
+use crate::process::time;
+use crate::units;
+use report::{Migrated, MigrationPlanned};
+
+/// Attempts to stop the machine within the limit.
+const ATTEMPT_COUNT_MAX: u32 = 5;
+/// Beyond the limit of the stopped time, another process resumes the machine. The hypervisor resumes it before.
+const GUARD_TIME: Duration = Duration::from_secs(30);
+
+/// Arguments of `migrate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct MigrateArgs {
+    /// A machine of libvirt that runs
+    #[arg(value_name = "MACHINE")]
+    machine: String,
+    /// A host that has libvirt and holdfast; its disks are stored in the folder [default: that of libvirt's pool]
+    #[arg(value_name = "ssh://[USER@]HOST[/FOLDER]")]
+    destination: OsString,
+    /// The hypervisor's address here: qemu:///system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+    /// The hypervisor's address there, as that host reaches it
+    #[arg(long, value_name = "URI", default_value = "qemu:///system")]
+    connect_there: String,
+    /// Resume the machine here if it is stopped for longer, and try again later
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_time)]
+    max_frozen: Duration,
+    /// Limit the writes of the guest if it writes faster than they can be copied
+    #[arg(long)]
+    throttle: bool,
+    /// Try for this long to connect again after a connection was lost
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    retry_for: Duration,
+    /// An option for ssh, as in its -o: Compression=yes; may be repeated
+    #[arg(long, value_name = "OPTION")]
+    ssh_option: Vec<String>,
+    /// Migrate an emulated machine although its QEMU is older than 9.0, and may lose what it writes to memory meanwhile
+    #[arg(long)]
+    accept_incomplete_memory: bool,
+    /// Show what would be migrated, and what prevents it; change nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+impl Verb for MigrateArgs {
+    const EXAMPLES: &'static [Example] = &[
+        Example {
+            wish: "See whether web1 can be migrated, and where its disks would be",
+            line: "holdfast migrate web1 ssh://root@host2 --dry-run",
+        },
+        Example {
+            wish: "Migrate it; it may be stopped for 200 ms at most",
+            line: "holdfast migrate web1 ssh://root@host2/srv/vm --max-frozen 200ms",
+        },
+    ];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        let target = MoveTarget::parse(&self.destination)?;
+        let uri = libvirt_address(self.connect.as_deref(), context);
+        // Calls on one connection wait for each other: a migration takes minutes, and others must be answered in milliseconds.
+        let [moving, control, watching, tracking] = [(); 4].map(|()| connect_libvirt(&uri, context));
+        let connections = Connections {
+            uri,
+            moving: moving?,
+            control: control?,
+            watching: watching?,
+            tracking: tracking?,
+        };
+        let ssh = Arc::new(target.host.connect(&self.ssh_option, context)?);
+        let far = FarHost::start(&*ssh, &self.connect_there).map_err(migration_error)?;
+        let watched = connections.watching.machine(&self.machine);
+        let watched = watched.map_err(holdfast_engine::Error::from)?;
+        let plan = plan(&PlanRequest {
+            hypervisor: &connections.control,
+            machine: &*watched,
+            far: &far,
+            folder: target.folder.as_deref(),
+            incomplete_memory: if self.accept_incomplete_memory {
+                IncompleteMemory::Accept
+            } else {
+                IncompleteMemory::Refuse
+            },
+        })
+        .map_err(migration_error)?;
+        if self.dry_run {
+            return context.report(&MigrationPlanned::new(&plan, &target));
+        }
+        for warning in &plan.warnings {
+            context.console().warning(warning);
+        }
+        let report = self.move_machine(&plan, &connections, &ssh, &far, context)?;
+        context.report(&Migrated::new(&plan, &target, &report))
+    }
+}
+
+/// Connections to the hypervisor of this host.
+struct Connections {
+    uri: String,
+    /// Waits until the machine has moved.
+    moving: Libvirt,
+    control: Libvirt,
+    /// Asks whether the machine is stopped.
+    watching: Libvirt,
+    /// Records its writes.
+    tracking: Libvirt,
+}
+
+impl Connections {
+    /// The words by which the watchdog finds a machine.
+    fn way_to(&self, machine: &str) -> Vec<OsString> {
+        ["--connect", &self.uri, "--machine", machine]
+            .map(OsString::from)
+            .into()
+    }
+}
+
+/// Forwards sockets of this host to sockets of the other one.
+fn forwarder<'a>(ssh: &'a Ssh, host: &'a str) -> impl Fn(&Path, &Path) -> Result<(), MigrationError> + Sync + 'a {
+    move |here, there| {
+        let forwarded = ssh.forward_socket(here, there);
+        forwarded.map_err(|source| MigrationError::Forward {
+            host: host.to_owned(),
+            source,
+        })
+    }
+}
+
+impl MigrateArgs {
+    fn throttle_policy(&self) -> ThrottlePolicy {
+        if self.throttle {
+            ThrottlePolicy::IfNeeded
+        } else {
+            ThrottlePolicy::Never
+        }
+    }
+
+    fn move_machine(
+        &self,
+        plan: &MigrationPlan,
+        connections: &Connections,
+        ssh: &Arc<Ssh>,
+        far: &FarHost,
+        context: &Context,
+    ) -> Result<MigrationReport, Error> {
+        plan.require_no_obstacles().map_err(migration_error)?;
+        let run = runs::new_run()?;
+        let way = connections.way_to(&plan.machine);
+        let journal = runs::journal(context, &way);
+        let watchdog = runs::watchdog(way, run, journal.as_ref())?;
+        let find = |hypervisor: &Libvirt| hypervisor.machine(&plan.uuid).map_err(holdfast_engine::Error::from);
+        let (tracked_machine, watched) = (find(&connections.tracking)?, find(&connections.watching)?);
+        let request = TrackRequest {
+            machine: &*tracked_machine,
+            run,
+            choice: DiskChoice {
+                include: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
+                exclude: Vec::new(),
+            },
+            runtime: context.runtime_folder(),
+            journal,
+            patience: Duration::ZERO,
+            watchdog: Some(watchdog),
+            quiesce: Quiesce::Off,
+            pause_max: self.max_frozen * 2 + GUARD_TIME,
+            processes: &SystemProcesses,
+            now: &time::now,
+        };
+        let sockets = RuntimeFolder::make(&context.runtime_folder())?;
+        let streams: Arc<dyn StreamTools> = Arc::clone(ssh) as _;
+        let clock = context.clock();
+        let connector = ProgramConnector::new(streams, "holdfast".to_owned(), Arc::clone(clock));
+        let observer = ShownMove {
+            console: context.console(),
+            targets: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
+        };
+        let moved = context.work(1, |job: Job<'_>| {
+            let tracked = TrackedMachine::begin(request, job)?;
+            let moved = migrate(
+                plan,
+                &MigrationTools {
+                    hypervisor: &connections.moving,
+                    control: &connections.control,
+                    watched: &*watched,
+                    tracked: &tracked,
+                    far,
+                    connector: Arc::new(connector),
+                    forward: &forwarder(ssh, far.host()),
+                    folder: sockets.path().to_owned(),
+                    memory_socket: memory_socket(run),
+                    frozen_max: self.max_frozen,
+                    attempt_count_max: ATTEMPT_COUNT_MAX,
+                    throttle: self.throttle_policy(),
+                    retry_time: self.retry_for,
+                    clock: Arc::clone(clock),
+                    randomness: &SystemRandomness,
+                    program: program(),
+                    observer: &observer,
+                },
+                job,
+            );
+            tracked.end()?;
+            Ok(moved)
+        })?;
+        moved.map_err(migration_error)
+    }
+}
+
+/// Prints what happens.
+struct ShownMove<'a> {
+    console: &'a Console,
+    targets: Vec<String>,
+}
+
+impl ShownMove<'_> {
+    fn target(&self, disk: usize) -> &str {
+        self.targets.get(disk).map_or("", String::as_str)
+    }
+}
+
+impl CopyEvents for ShownMove<'_> {
+    fn round(&self, disk: usize, forecast: &Forecast) {
+        self.console
+            .note(&format!("{}: {}", self.target(disk), round_text(forecast)));
+    }
+
+    fn warning(&self, disk: usize, warning: CopyWarning) {
+        self.console
+            .warning(&format!("{}: {}", self.target(disk), warning_text(warning)));
+    }
+}
+
+impl MigrationObserver for ShownMove<'_> {
+    fn phase(&self, phase: MigrationPhase) {
+        self.console.note(match phase {
+            MigrationPhase::Disks => "copying the disks",
+            MigrationPhase::Memory => "sending the memory; the disks continue",
+            MigrationPhase::Seal => "stopped: sending the rest of the disks",
+            MigrationPhase::Start | MigrationPhase::End => "the disks are complete there",
+        });
+    }
+
+    fn stopped_too_long(&self, stopped: Duration) {
+        self.console.warning(&format!(
+            "the machine was stopped for {}, longer than permitted, and runs here again; the migration continues",
+            units::duration(stopped)
+        ));
+    }
+
+    fn left(&self, reason: &str) {
+        self.console.warning(reason);
+    }
+}
+
+/// The advice on errors of a migration.
+fn migration_error(error: MigrationError) -> Error {
+    let text = error_text(&error);
+    let refused = |kind, hint: &'static str| Error::refused(kind, text.clone(), hint);
+    match error {
+        MigrationError::Engine(error) => (*error).into(),
+        MigrationError::Disk { source, .. } => copy_error(*source),
+        MigrationError::FarHost { .. } => refused(
+            Kind::Io,
+            "install holdfast there, where ssh finds it, and libvirt; the machine runs here",
+        ),
+        MigrationError::Obstacles { .. } => refused(Kind::Refused, "remove these obstacles; nothing was changed"),
+        MigrationError::FrozenTooLong { .. } => refused(
+            Kind::Refused,
+            "permit more time with --max-frozen, or migrate it when it does less; the same command continues",
+        ),
+        MigrationError::Unresolved { .. } => refused(
+            Kind::Io,
+            "look at both hosts with 'virsh list --all', and start it at one of them only; both have its disks as they were \
+             when it was stopped",
+        ),
+        MigrationError::Ended { .. } => refused(Kind::Refused, "start it, and migrate it again"),
+        _ => refused(
+            Kind::Io,
+            "the machine runs here, and the same command continues the copies of its disks",
+        ),
+    }
+}

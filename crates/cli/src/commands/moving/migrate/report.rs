@@ -1,0 +1,184 @@
+//! The reports of `migrate`.
+
+use holdfast_migration::{MigrationPlan, MigrationReport};
+use serde::Serialize;
+
+use super::super::far::MoveTarget;
+use crate::output::{Column, Page, Report, Table};
+use crate::units;
+
+/// The report of `migrate`.
+#[derive(Debug, Serialize)]
+pub(super) struct Migrated {
+    dry_run: bool,
+    machine: String,
+    destination: String,
+    disks: Vec<MovedDiskDocument>,
+    memory_bytes: u64,
+    attempts: u32,
+    /// From the stop of the machine until its hypervisor has reported that it runs there.
+    stopped_us: u64,
+    phases: Vec<MovePhaseDocument>,
+    duration_ms: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct MovedDiskDocument {
+    disk: String,
+    path: String,
+    size_bytes: u64,
+    sent_bytes: u64,
+    /// Number of rounds after the first pass.
+    rounds: usize,
+    last_bytes: u64,
+    last_pass_us: u64,
+    seal_us: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct MovePhaseDocument {
+    phase: &'static str,
+    duration_us: u64,
+}
+
+impl Migrated {
+    pub(super) fn new(plan: &MigrationPlan, target: &MoveTarget, report: &MigrationReport) -> Self {
+        let disks = report.disks.iter().map(|disk| MovedDiskDocument {
+            disk: disk.target.clone(),
+            path: disk.path.display().to_string(),
+            size_bytes: disk.copy.size_bytes,
+            sent_bytes: disk.copy.sent_bytes,
+            rounds: disk.copy.rounds.len().saturating_sub(1),
+            last_bytes: disk.copy.handover.last_bytes,
+            last_pass_us: units::micros(disk.copy.handover.last_pass),
+            seal_us: units::micros(disk.copy.handover.seal),
+        });
+        let phases = report.phases.iter().map(|time| MovePhaseDocument {
+            phase: time.phase.word(),
+            duration_us: units::micros(time.duration),
+        });
+        Self {
+            dry_run: false,
+            machine: plan.machine.clone(),
+            destination: target.to_string(),
+            disks: disks.collect(),
+            memory_bytes: report.memory_bytes,
+            attempts: report.attempt_count,
+            stopped_us: units::micros(report.stopped),
+            phases: phases.collect(),
+            duration_ms: units::millis(report.duration),
+        }
+    }
+}
+
+impl Report for Migrated {
+    fn command(&self) -> &'static str {
+        "migrate"
+    }
+
+    fn is_confirmation(&self) -> bool {
+        true
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!(
+            "{} runs at {}; here it is shut off, and its disks are kept",
+            self.machine, self.destination
+        ));
+        let mut table = Table::new([
+            Column::text("DISK"),
+            Column::number("SIZE"),
+            Column::number("SENT"),
+            Column::number("ROUNDS"),
+            Column::number("LAST"),
+            Column::number("LAST PASS"),
+            Column::number("SEAL"),
+            Column::text("PATH"),
+        ]);
+        for disk in &self.disks {
+            table.row([
+                disk.disk.clone(),
+                units::bytes(disk.size_bytes),
+                units::bytes(disk.sent_bytes),
+                disk.rounds.to_string(),
+                units::bytes(disk.last_bytes),
+                milliseconds(disk.last_pass_us),
+                milliseconds(disk.seal_us),
+                disk.path.clone(),
+            ]);
+        }
+        page.table(&table);
+        let mut table = Table::new([Column::text("PHASE"), Column::number("TIME")]);
+        for phase in &self.phases {
+            table.row([phase.phase.to_owned(), milliseconds(phase.duration_us)]);
+        }
+        page.table(&table);
+        page.line(&format!(
+            "stopped for {}; {} of memory sent",
+            milliseconds(self.stopped_us),
+            units::bytes(self.memory_bytes)
+        ));
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a time for people")]
+fn milliseconds(micros: u64) -> String {
+    format!("{:.1} ms", micros as f64 / 1000.0)
+}
+
+/// The report of `migrate --dry-run`.
+#[derive(Debug, Serialize)]
+pub(super) struct MigrationPlanned {
+    dry_run: bool,
+    machine: String,
+    destination: String,
+    disks: Vec<MovingDiskDocument>,
+    obstacles: Vec<String>,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct MovingDiskDocument {
+    disk: String,
+    path: String,
+    size_bytes: u64,
+}
+
+impl MigrationPlanned {
+    pub(super) fn new(plan: &MigrationPlan, target: &MoveTarget) -> Self {
+        let disks = plan.disks.iter().map(|disk| MovingDiskDocument {
+            disk: disk.target.clone(),
+            path: disk.path.display().to_string(),
+            size_bytes: disk.size_bytes,
+        });
+        Self {
+            dry_run: true,
+            machine: plan.machine.clone(),
+            destination: target.to_string(),
+            disks: disks.collect(),
+            obstacles: plan.obstacles.clone(),
+            warnings: plan.warnings.clone(),
+        }
+    }
+}
+
+impl Report for MigrationPlanned {
+    fn command(&self) -> &'static str {
+        "migrate"
+    }
+
+    fn human(&self, page: &mut Page) {
+        page.line(&format!("would migrate {} to {}", self.machine, self.destination));
+        let mut table = Table::new([Column::text("DISK"), Column::number("SIZE"), Column::text("PATH")]);
+        for disk in &self.disks {
+            table.row([disk.disk.clone(), units::bytes(disk.size_bytes), disk.path.clone()]);
+        }
+        page.table(&table);
+        for obstacle in &self.obstacles {
+            page.line(&format!("it cannot be migrated: {obstacle}"));
+        }
+        for warning in &self.warnings {
+            page.line(&format!("warning: {warning}"));
+        }
+    }
+}

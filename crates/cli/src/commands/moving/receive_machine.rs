@@ -1,0 +1,57 @@
+//! `holdfast receive-machine`: the side of the other host of `holdfast migrate`, which ssh starts.
+
+use std::sync::Arc;
+
+use holdfast_migration::{FarTools, RECEIVE_MACHINE_COMMAND, serve_far};
+
+use super::far::program;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::machines::Hypervisors;
+use crate::process::time;
+
+/// Arguments of `receive-machine`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReceiveMachineArgs {
+    /// The version of the protocol
+    #[arg(value_name = "PROTOCOL")]
+    protocol: String,
+    /// The hypervisor's address: qemu:///system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+}
+
+impl Verb for ReceiveMachineArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "holdfast migrate starts it on the other host by itself",
+        line: "holdfast receive-machine 1",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        let [_, version] = RECEIVE_MACHINE_COMMAND;
+        if self.protocol != version {
+            return Err(Error::refused(
+                Kind::Unsupported,
+                format!("version {} of the protocol is not known here", self.protocol),
+                "install the same version of holdfast on both hosts",
+            ));
+        }
+        let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
+        let tools = FarTools {
+            hypervisor: hypervisors.libvirt()?,
+            program: program(),
+            clock: Arc::clone(context.clock()),
+            now_ms: &|| time::now().as_millisecond(),
+        };
+        serve_far(std::io::stdin(), std::io::stdout(), &tools).map_err(|source| Error::File {
+            action: "answer requests on",
+            path: "standard input".into(),
+            source,
+        })?;
+        Ok(Exit::Ok)
+    }
+}

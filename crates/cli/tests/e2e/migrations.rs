@@ -1,0 +1,273 @@
+//! `migrate`: a machine moves between two hosts, each a libvirtd and an sshd in a mount namespace of their own.
+
+use std::path::PathBuf;
+use std::process::Output;
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_test_kit::libvirt::LibvirtLab;
+use holdfast_test_kit::run;
+use serde_json::Value;
+
+use crate::replication::sshd::{Program, Sshd};
+use crate::rig::Rig;
+use crate::schedules::wait_until;
+use crate::writing_guest::{GuestConsole, assert_one_moment, guest_file};
+
+/// A guest that writes at the first of two hosts.
+struct TwoHosts {
+    here: LibvirtLab,
+    there: LibvirtLab,
+    sshd: Sshd,
+    rig: Rig,
+    console: GuestConsole,
+    image: PathBuf,
+}
+
+/// The process of a daemon, whose view of the file system its host has.
+fn process_of(lab: &LibvirtLab) -> u32 {
+    let process = std::fs::read_to_string(lab.path("libvirt/libvirtd.pid")).unwrap();
+    process.trim().parse().unwrap()
+}
+
+impl TwoHosts {
+    fn new() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let (here, there) = (LibvirtLab::new(), LibvirtLab::new());
+        here.connect();
+        there.connect();
+        let sshd = Sshd::start_inside(process_of(&there), Program::Found)?;
+        let mut rig = Rig::empty();
+        rig.see_files_of(process_of(&here));
+        let console = GuestConsole(rig.path("console"));
+        let image = here.path("web1.qcow2");
+        run(
+            "qemu-img",
+            &["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "64M"],
+        );
+        std::fs::create_dir(there.path("images")).unwrap();
+        here.define_xml(&format!(
+            "<domain type='qemu'><name>web1</name><memory unit='MiB'>160</memory><vcpu>1</vcpu>\
+             <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{}</kernel><initrd>{}</initrd>\
+             <cmdline>console=ttyS0 quiet</cmdline></os><features><acpi/></features><devices>\
+             <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{}'/>\
+             <target dev='vda' bus='virtio'/></disk>\
+             <serial type='file'><source path='{}' append='on'/><target port='0'/></serial>\
+             <memballoon model='none'/></devices></domain>",
+            guest_file("vmlinuz"),
+            guest_file("initrd"),
+            image.display(),
+            console.0.display(),
+        ));
+        here.virsh(&["start", "web1"]);
+        console.wait_for(20);
+        Some(Self {
+            here,
+            there,
+            sshd,
+            rig,
+            console,
+            image,
+        })
+    }
+
+    fn destination(&self) -> String {
+        format!("ssh://root@127.0.0.1{}", self.there.path("images").display())
+    }
+
+    fn words(&self, more: &[&str]) -> Vec<String> {
+        let mut words = vec!["migrate".to_owned(), "web1".to_owned(), self.destination()];
+        words.extend(["--connect".to_owned(), self.here.uri()]);
+        words.extend(["--connect-there".to_owned(), self.there.uri()]);
+        words.extend(self.sshd.options());
+        words.extend(more.iter().map(|word| (*word).to_owned()));
+        words
+    }
+
+    fn migrate(&self, more: &[&str]) -> Output {
+        let words = self.words(&[&["--accept-incomplete-memory"], more].concat());
+        self.rig.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// Moves the machine; returns the report.
+    fn moved(&self, more: &[&str]) -> Value {
+        let words = self.words(&[&["--accept-incomplete-memory"], more].concat());
+        self.rig.report(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn state(lab: &LibvirtLab) -> String {
+        let list = lab.virsh(&["list", "--all"]);
+        let state = list.lines().find_map(|line| line.trim().split_once("web1"));
+        state.map_or_else(|| "absent".to_owned(), |(_, state)| state.trim().to_owned())
+    }
+
+    fn states(&self) -> [String; 2] {
+        [&self.here, &self.there].map(Self::state)
+    }
+
+    /// Sockets for the memory that are left.
+    fn memory_sockets(lab: &LibvirtLab) -> Vec<String> {
+        let entries = std::fs::read_dir(format!("/proc/{}/root/var/lib/libvirt/qemu", process_of(lab))).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.ends_with(".memory")).collect()
+    }
+
+    fn assert_no_memory_sockets(&self) {
+        for lab in [&self.here, &self.there] {
+            assert_eq!(Self::memory_sockets(lab), [""; 0]);
+        }
+    }
+
+    fn names_there(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.there.path("images")).unwrap();
+        let mut names: Vec<String> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+/// Reports of `migrate`.
+pub(crate) fn reports() -> Vec<Value> {
+    let Some(hosts) = TwoHosts::new() else {
+        return Vec::new();
+    };
+    vec![hosts.moved(&["--dry-run"]), hosts.moved(&["--max-frozen", "20s"])]
+}
+
+#[test]
+fn a_guest_moves_with_its_disk_and_its_memory() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    hosts.here.virsh(&["autostart", "web1"]);
+    let boot = hosts.console.last().unwrap().boot;
+    let report = hosts.moved(&["--max-frozen", "20s"]);
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    assert_eq!(report["attempts"], 1, "{report}");
+    let stopped_us = report["stopped_us"].as_u64().unwrap();
+    assert!(stopped_us > 0 && stopped_us < 20_000_000, "{report}");
+    assert_eq!(report["disks"][0]["size_bytes"], 64 << 20);
+    // The guest runs on where it was, with the memory that it had.
+    let later = hosts.console.wait_for_more(100);
+    assert_eq!(later.boot, boot, "the guest has booted again");
+    hosts.console.assert_no_mismatch();
+    assert_eq!(hosts.names_there(), ["web1.raw"]);
+    // The image here is kept as it was when the machine was stopped.
+    let kept = hosts.rig.path("kept.raw");
+    let image = hosts.image.to_str().unwrap();
+    run(
+        "qemu-img",
+        &["convert", "-f", "qcow2", "-O", "raw", image, kept.to_str().unwrap()],
+    );
+    let stopped_at = assert_one_moment(&std::fs::read(kept).unwrap());
+    hosts.there.virsh(&["destroy", "web1"]);
+    let last = assert_one_moment(&std::fs::read(hosts.there.path("images/web1.raw")).unwrap());
+    assert!(
+        last > stopped_at,
+        "{last}: written after {stopped_at}, when it was stopped here"
+    );
+    hosts.assert_no_memory_sockets();
+    // It starts with the host on which it is.
+    let autostart = |lab: &LibvirtLab| lab.virsh(&["list", "--all", "--autostart"]).contains("web1");
+    assert!(!autostart(&hosts.here) && autostart(&hosts.there));
+    let kept = hosts.there.virsh(&["dumpxml", "--inactive", "web1"]);
+    assert!(kept.contains("web1.raw") && kept.contains("type='raw'"), "{kept}");
+}
+
+#[test]
+fn a_machine_that_would_be_stopped_for_too_long_stays_and_can_be_moved_later() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    // No pass over ssh is as short as this.
+    let output = hosts.migrate(&["--max-frozen", "1ms", "--json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["status"], "error", "{document}");
+    assert_eq!(hosts.states(), ["running", "absent"]);
+    hosts.console.wait_for_more(20);
+    hosts.assert_no_memory_sockets();
+    // What was copied is used by the next move.
+    assert_eq!(
+        hosts.names_there(),
+        [".web1.raw.holdfast-copy", ".web1.raw.holdfast-copy.journal"]
+    );
+    hosts.moved(&["--max-frozen", "20s"]);
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+    assert_eq!(hosts.names_there(), ["web1.raw"]);
+}
+
+/// The program is killed at many moments: the machine runs on one host, and the next attempt moves it.
+#[test]
+fn a_killed_move_leaves_the_machine_on_one_host() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let words = hosts.words(&["--accept-incomplete-memory", "--max-frozen", "20s"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    for delay_ms in [400, 900, 1400, 1900, 2300, 2600] {
+        let mut killed = hosts.rig.command(&words).spawn().unwrap();
+        hosts.here.clock.sleep(Duration::from_millis(delay_ms));
+        killed.kill().unwrap();
+        killed.wait().unwrap();
+        wait_until("the machine runs on one host", || {
+            let states = hosts.states();
+            states.iter().filter(|state| *state == "running").count() == 1
+                && states
+                    .iter()
+                    .all(|state| ["running", "shut off", "absent"].contains(&&state[..]))
+        });
+        hosts.console.wait_for_more(20);
+        if hosts.states()[1] == "running" {
+            break;
+        }
+    }
+    if hosts.states()[0] == "running" {
+        hosts.moved(&["--max-frozen", "20s"]);
+    }
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+    // Each killed attempt may have left a socket.
+    hosts.rig.run(&["doctor", "--fix", "--connect", &hosts.here.uri()]);
+    assert_eq!(TwoHosts::memory_sockets(&hosts.here), [""; 0]);
+}
+
+#[test]
+fn what_prevents_a_move_is_said_before_anything_is_copied() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let obstacles = |more: &[&str]| {
+        let words = hosts.words(&[&["--dry-run"], more].concat());
+        let report = hosts.rig.report(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        report["obstacles"].to_string()
+    };
+    let emulated = obstacles(&[]);
+    let is_lossy = emulated.contains("may then lose writes to memory");
+    assert_eq!(obstacles(&["--accept-incomplete-memory"]), "[]");
+    if is_lossy {
+        let words = hosts.words(&[]);
+        let (kind, text) = hosts
+            .rig
+            .error(1, &words.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(
+            kind == "refused" && text.contains("may then lose writes"),
+            "{kind}: {text}"
+        );
+    }
+    // A file and a machine of these names are there.
+    let other = hosts.there.path("images/web1.raw");
+    std::fs::File::create(&other).unwrap();
+    hosts.there.define("web1", &["raw"]);
+    let found = obstacles(&["--accept-incomplete-memory"]);
+    assert!(found.contains("web1.raw exists there"), "{found}");
+    assert!(found.contains("a machine web1 exists there"), "{found}");
+    assert_eq!(hosts.migrate(&[]).status.code(), Some(1));
+    assert_eq!(hosts.states(), ["running", "shut off"]);
+    hosts.here.virsh(&["suspend", "web1"]);
+    let found = obstacles(&[]);
+    assert!(found.contains("it is paused"), "{found}");
+    let (kind, text) = hosts.rig.error(2, &["migrate", "web1", "host2"]);
+    assert!(
+        kind == "usage" && text.contains("not the address of a host"),
+        "{kind}: {text}"
+    );
+}
