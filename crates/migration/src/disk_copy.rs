@@ -12,6 +12,7 @@ use holdfast_live_copy::{
 
 use crate::disks::{DiskObserver, MoveEvent, MoveOutcome, StoppedByHypervisor};
 use crate::migration_tools::MigrationTools;
+use crate::move_progress::DiskProgress;
 use crate::plan::MigrationPlan;
 
 /// One of the disks.
@@ -36,6 +37,11 @@ pub(crate) fn copy_disk(
         UnitLayout::new(planned.size_bytes, UNIT_BYTES_DEFAULT).map_err(|error| holdfast_live_copy::Error::Source {
             reason: error.to_string(),
         })?;
+    let progress = DiskProgress::new(job.progress, planned.size_bytes);
+    let job = Job {
+        progress: &progress,
+        ..job
+    };
     let path = planned.path.as_os_str().as_encoded_bytes();
     let place = tools.connector.place();
     let request = LiveCopyRequest {

@@ -7,9 +7,11 @@
 //!
 //! - `memory_relay`: the relay of the memory
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
-//! - `plan`: what a move would do, and what prevents it
+//! - `plan`: what a migration would do, and what prevents it
+//! - `move_progress`: the progress of all disks together, and of the memory
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
-//! - `mover`: what follows on each event; `run`: the migration of a machine
+//! - `mover`: what follows on each event; `move_watch`: what its threads wait for
+//! - `run`: the migration of a machine
 
 mod disk_copy;
 mod disks;
@@ -17,6 +19,8 @@ mod error;
 mod far;
 mod memory_relay;
 mod migration_tools;
+mod move_progress;
+mod move_watch;
 mod mover;
 mod plan;
 mod report;

@@ -55,7 +55,7 @@ pub struct MigrationTools<'a> {
 
 /// Sees what happens.
 pub trait MigrationObserver: CopyEvents {
-    /// A phase begins.
+    /// A phase begins. [`MigrationPhase::Seal`] is not reported: an output that blocks would extend it.
     fn phase(&self, phase: MigrationPhase);
     /// An attempt would have stopped the machine for too long; it runs here, and the migration continues.
     fn stopped_too_long(&self, stopped: Duration);

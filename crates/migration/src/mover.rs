@@ -8,8 +8,7 @@ use std::thread::Scope;
 use std::time::Duration;
 
 use holdfast_block::error_text;
-use holdfast_engine::{Interrupted, Job};
-use holdfast_host::qmp::QmpCommand;
+use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_host::{MachineState, MigrationRequest};
 use holdfast_live_copy::{CopyDirector, MachineHandover};
 
@@ -18,17 +17,17 @@ use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
 use crate::memory_relay::MemoryRelay;
 use crate::migration_tools::MigrationTools;
+use crate::move_progress::MemoryProgress;
+use crate::move_watch::{verify, wait_for_stop};
 use crate::plan::MigrationPlan;
 use crate::report::{MigrationPhase, MigrationReport, MovedDisk, PhaseClock};
 
 /// Interval of looking for an interrupt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval of asking whether the machine is stopped.
-const WATCH_INTERVAL: Duration = Duration::from_millis(1);
-/// How long the hypervisor may take to end a move whose stream is broken.
+/// How long the hypervisor may take to end a migration whose stream is broken.
 const END_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How far a move is.
+/// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// The disks are copied.
@@ -78,6 +77,7 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     copies: DiskCopies<'e>,
     stage: Stage,
     relay: Option<MemoryRelay>,
+    memory: Option<MemoryProgress>,
     attempt_count: u32,
     times: PhaseClock,
     /// Whether the other host has compared the files.
@@ -99,6 +99,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             copies: DiskCopies::new(setup.directors),
             stage: Stage::Disks,
             relay: None,
+            memory: None,
             attempt_count: 0,
             times: PhaseClock::begin(setup.tools.clock.now()),
             is_verified: false,
@@ -125,6 +126,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     /// Directs the migration until the machine runs there. Returns the bytes of its memory.
     fn direct(&mut self, inbox: &Inbox<MoveEvent>) -> Result<u64> {
         self.tools.observer.phase(MigrationPhase::Disks);
+        self.job.progress.phase("copying the disks", Unit::Bytes);
+        self.job
+            .progress
+            .total(self.plan.disks.iter().map(|disk| disk.size_bytes).sum());
         if self.plan.disks.is_empty() {
             self.begin_memory()?;
         }
@@ -140,11 +145,20 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                         return Ok(memory_bytes);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.show_memory(),
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this thread holds a sender"),
             }
             self.keep_promise();
             self.heed_interrupt()?;
+        }
+    }
+
+    fn show_memory(&mut self) {
+        // An output that blocks would extend the time for which the machine is stopped.
+        if self.stage == Stage::Memory
+            && let Some(memory) = &mut self.memory
+        {
+            memory.update(self.tools.watched, self.job.progress);
         }
     }
 
@@ -211,8 +225,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                     relay.open();
                 }
                 self.stage = Stage::Opened;
-                self.tools.observer.phase(MigrationPhase::Start);
                 self.await_start();
+                self.tools.observer.phase(MigrationPhase::Start);
                 Ok(())
             }
             _ => Ok(()),
@@ -223,6 +237,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         let tools = self.tools;
         self.times.end(MigrationPhase::Disks, tools.clock.now());
         tools.observer.phase(MigrationPhase::Memory);
+        self.memory = Some(MemoryProgress::begin(self.job.progress));
         self.attempt_count += 1;
         self.is_verified = self.plan.disks.is_empty();
         let paths: Vec<PathBuf> = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
@@ -292,8 +307,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         if let Stage::Stopped { since } = self.stage {
             let stopped = self.tools.clock.now().saturating_sub(since);
             if stopped > self.tools.frozen_max {
-                self.tools.observer.stopped_too_long(stopped);
                 self.break_stream(BreakReason::Late);
+                self.tools.observer.stopped_too_long(stopped);
             }
         }
     }
@@ -334,6 +349,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.stage = Stage::Disks;
                 self.times.since = self.tools.clock.now();
                 self.tools.observer.phase(MigrationPhase::Disks);
+                let progress = self.job.progress;
+                progress.phase("copying what was written meanwhile", Unit::Bytes);
                 Ok(None)
             }
             Stage::Breaking {
@@ -442,37 +459,5 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             attempt_count: self.attempt_count,
             duration: Duration::ZERO,
         }
-    }
-}
-
-/// Waits until the hypervisor has stopped the machine. False if that is not awaited any more.
-fn wait_for_stop(tools: &MigrationTools<'_>, end: &AtomicBool) -> bool {
-    let status = QmpCommand::new("query-status", serde_json::Value::Null);
-    while !end.load(Ordering::Acquire) {
-        match tools.watched.monitor().execute(&status) {
-            Ok(status) if status["running"] == false => return true,
-            Ok(_) => tools.clock.sleep(WATCH_INTERVAL),
-            // The machine may have ended; the thread that waits for the hypervisor learns of it.
-            Err(_) => tools.clock.sleep(LOOK_INTERVAL),
-        }
-    }
-    false
-}
-
-/// Asks the other host whether its hypervisor has the files of the copies open, until it has, or the migration ends.
-fn verify(tools: &MigrationTools<'_>, uuid: &str, paths: &[PathBuf], end: &AtomicBool) -> Option<Result<()>> {
-    loop {
-        let request = FarRequest::VerifyDisks {
-            uuid: uuid.to_owned(),
-            paths: paths.to_vec(),
-        };
-        let verified = tools.far.ask(&request).map(drop);
-        if verified.is_ok() {
-            return Some(verified);
-        }
-        if end.load(Ordering::Acquire) {
-            return None;
-        }
-        tools.clock.sleep(LOOK_INTERVAL);
     }
 }

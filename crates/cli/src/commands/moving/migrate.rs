@@ -266,8 +266,7 @@ impl MigrationObserver for ShownMove<'_> {
         self.console.note(match phase {
             MigrationPhase::Disks => "copying the disks",
             MigrationPhase::Memory => "sending the memory; the disks continue",
-            MigrationPhase::Seal => "stopped: sending the rest of the disks",
-            MigrationPhase::Start | MigrationPhase::End => "the disks are complete there",
+            MigrationPhase::Seal | MigrationPhase::Start | MigrationPhase::End => "the disks are complete there",
         });
     }
 

@@ -1,0 +1,53 @@
+//! What threads wait for while the memory is sent.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use holdfast_host::qmp::QmpCommand;
+
+use crate::error::Result;
+use crate::far::FarRequest;
+use crate::migration_tools::MigrationTools;
+
+/// Interval of asking whether the machine is stopped.
+const WATCH_INTERVAL: Duration = Duration::from_millis(1);
+/// Interval of the other questions.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Waits until the hypervisor has stopped the machine. False if that is not awaited any more.
+pub(crate) fn wait_for_stop(tools: &MigrationTools<'_>, end: &AtomicBool) -> bool {
+    let status = QmpCommand::new("query-status", serde_json::Value::Null);
+    while !end.load(Ordering::Acquire) {
+        match tools.watched.monitor().execute(&status) {
+            Ok(status) if status["running"] == false => return true,
+            Ok(_) => tools.clock.sleep(WATCH_INTERVAL),
+            // The machine may have ended; the thread that waits for the hypervisor learns of it.
+            Err(_) => tools.clock.sleep(LOOK_INTERVAL),
+        }
+    }
+    false
+}
+
+/// Asks the other host whether its hypervisor has the files of the copies open, until it has, or the migration ends.
+pub(crate) fn verify(
+    tools: &MigrationTools<'_>,
+    uuid: &str,
+    paths: &[PathBuf],
+    end: &AtomicBool,
+) -> Option<Result<()>> {
+    loop {
+        let request = FarRequest::VerifyDisks {
+            uuid: uuid.to_owned(),
+            paths: paths.to_vec(),
+        };
+        let verified = tools.far.ask(&request).map(drop);
+        if verified.is_ok() {
+            return Some(verified);
+        }
+        if end.load(Ordering::Acquire) {
+            return None;
+        }
+        tools.clock.sleep(LOOK_INTERVAL);
+    }
+}
