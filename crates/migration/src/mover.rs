@@ -227,6 +227,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.stage = Stage::Opened;
                 self.await_start();
                 self.tools.observer.phase(MigrationPhase::Start);
+                self.job.progress.phase("waiting for the hypervisors", Unit::Items);
                 Ok(())
             }
             _ => Ok(()),
