@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_host::qmp::QmpCommand;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::far::FarRequest;
 use crate::migration_tools::MigrationTools;
 
@@ -30,23 +30,24 @@ pub(crate) fn wait_for_stop(tools: &MigrationTools<'_>, end: &AtomicBool) -> boo
 }
 
 /// Asks the other host whether its hypervisor has the files of the copies open, until it has, or the migration ends.
+/// `report` gets each answer.
 pub(crate) fn verify(
     tools: &MigrationTools<'_>,
     uuid: &str,
     paths: &[PathBuf],
     end: &AtomicBool,
-) -> Option<Result<()>> {
-    loop {
+    report: impl Fn(Result<()>),
+) {
+    while !end.load(Ordering::Acquire) {
         let request = FarRequest::VerifyDisks {
             uuid: uuid.to_owned(),
             paths: paths.to_vec(),
         };
         let verified = tools.far.ask(&request).map(drop);
-        if verified.is_ok() {
-            return Some(verified);
-        }
-        if end.load(Ordering::Acquire) {
-            return None;
+        let may_change = matches!(verified, Err(Error::Refused { .. }));
+        report(verified);
+        if !may_change {
+            return;
         }
         tools.clock.sleep(LOOK_INTERVAL);
     }

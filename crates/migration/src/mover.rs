@@ -82,6 +82,8 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     times: PhaseClock,
     /// Whether the other host has compared the files.
     is_verified: bool,
+    /// Why it refuses the files; the machine cannot be handed over.
+    unverified: Option<Error>,
     /// Ends the thread that watches the machine.
     watch_end: Arc<AtomicBool>,
 }
@@ -103,6 +105,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             attempt_count: 0,
             times: PhaseClock::begin(setup.tools.clock.now()),
             is_verified: false,
+            unverified: None,
             watch_end: Arc::default(),
         }
     }
@@ -188,8 +191,11 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             MoveEvent::Thawed | MoveEvent::Stopped => {}
             MoveEvent::Verified(Ok(())) => {
                 self.is_verified = true;
+                self.unverified = None;
                 self.hand_over();
             }
+            // QEMU there may open its disks later.
+            MoveEvent::Verified(Err(error @ Error::Refused { .. })) => self.unverified = Some(error),
             MoveEvent::Verified(Err(error)) => return Err(error),
             MoveEvent::Started => self.times.end(MigrationPhase::Start, self.tools.clock.now()),
             MoveEvent::MemoryEnded(Ok(())) => return Ok(Some(self.moved())),
@@ -277,9 +283,9 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
             let uuid = self.plan.uuid.clone();
             self.scope.spawn(move || {
-                if let Some(verified) = verify(tools, &uuid, &paths, &end) {
+                verify(tools, &uuid, &paths, &end, |verified| {
                     events.send(MoveEvent::Verified(verified)).ok();
-                }
+                });
             });
         }
         Ok(())
@@ -298,6 +304,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     /// The machine is resumed here, if it is stopped.
     fn break_stream(&mut self, reason: BreakReason) {
         self.watch_end.store(true, Ordering::Release);
+        // Before the guest runs: a copy would take its writes for a fault of the tracker.
+        self.copies.revoke_freeze();
         if let Some(relay) = &self.relay {
             relay.break_off();
         }
@@ -346,21 +354,22 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             Stage::Breaking {
                 reason: BreakReason::Late,
             } if self.attempt_count < self.tools.attempt_count_max => {
-                self.copies.revoke_freeze();
                 self.stage = Stage::Disks;
                 self.times.since = self.tools.clock.now();
                 self.tools.observer.phase(MigrationPhase::Disks);
                 let progress = self.job.progress;
                 progress.phase("copying what was written meanwhile", Unit::Bytes);
+                // The copies may have been ready again before the hypervisor was.
+                self.advance()?;
                 Ok(None)
             }
             Stage::Breaking {
                 reason: BreakReason::Late,
-            } => Err(Error::FrozenTooLong {
+            } => Err(self.unverified.take().unwrap_or_else(|| Error::FrozenTooLong {
                 machine: self.plan.machine.clone(),
                 attempt_count: self.attempt_count,
                 frozen_max_ms: self.tools.frozen_max.as_millis(),
-            }),
+            })),
             _ => Err(self.hypervisor_failed(error)),
         }
     }

@@ -84,7 +84,14 @@ impl FarTools<'_> {
                 state: self.state(&uuid)?,
             }),
             FarRequest::AwaitStart { uuid } => self.await_start(&uuid),
-            FarRequest::Complete { uuid, starts_with_host } => self.complete(&uuid, starts_with_host),
+            FarRequest::Complete { uuid, starts_with_host } => {
+                let autostart = if starts_with_host {
+                    Autostart::On
+                } else {
+                    Autostart::Off
+                };
+                self.complete(&uuid, autostart)
+            }
             FarRequest::PowerOff { uuid } => {
                 self.hypervisor.power_off(&uuid).map_err(|error| error_text(&error))?;
                 Ok(FarAnswer::Done {})
@@ -156,14 +163,9 @@ impl FarTools<'_> {
         Ok(FarAnswer::Done {})
     }
 
-    fn complete(&self, uuid: &str, starts_with_host: bool) -> Answered {
+    fn complete(&self, uuid: &str, autostart: Autostart) -> Answered {
         self.await_start(uuid)?;
-        let starts = if starts_with_host {
-            Autostart::On
-        } else {
-            Autostart::Off
-        };
-        let set = self.hypervisor.set_autostart(uuid, starts);
+        let set = self.hypervisor.set_autostart(uuid, autostart);
         set.map_err(|error| error_text(&error))?;
         let machine = self.machine(uuid)?.ok_or("the machine is not there any more")?;
         let has_agent = machine
