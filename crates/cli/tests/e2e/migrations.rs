@@ -198,6 +198,35 @@ fn a_machine_that_would_be_stopped_for_too_long_stays_and_can_be_moved_later() {
     assert_eq!(hosts.names_there(), ["web1.raw"]);
 }
 
+/// A mount that only the hypervisor there has shows it another file with the name of the copy.
+#[test]
+fn a_machine_does_not_start_with_another_file() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let other = hosts.there.path("other");
+    std::fs::create_dir(&other).unwrap();
+    let disk = std::fs::File::create(other.join("web1.raw")).unwrap();
+    disk.set_len(64 << 20).unwrap();
+    let namespace = format!("--mount=/proc/{}/ns/mnt", process_of(&hosts.there));
+    let (other, images) = (other.to_str().unwrap(), hosts.there.path("images"));
+    run(
+        "nsenter",
+        &[&namespace, "mount", "--bind", other, images.to_str().unwrap()],
+    );
+    let words = hosts.words(&["--accept-incomplete-memory", "--max-frozen", "2s"]);
+    let (kind, text) = hosts
+        .rig
+        .error(1, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    run("nsenter", &[&namespace, "umount", images.to_str().unwrap()]);
+    assert!(kind == "io" && text.contains("has another file open"), "{kind}: {text}");
+    assert_eq!(hosts.states(), ["running", "absent"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+    assert_eq!(
+        hosts.names_there(),
+        [".web1.raw.holdfast-copy", ".web1.raw.holdfast-copy.journal"]
+    );
+}
+
 /// The program is killed at many moments: the machine runs on one host, and the next attempt moves it.
 #[test]
 fn a_killed_move_leaves_the_machine_on_one_host() {

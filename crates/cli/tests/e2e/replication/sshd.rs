@@ -44,7 +44,7 @@ impl Sshd {
         or_skip(Self::try_start(program, forced, None))
     }
 
-    /// Starts one with the view of the file system that a process has: another host.
+    /// Starts one with the view of the file system that a process has now: another host. It does not see later mounts.
     pub(crate) fn start_inside(process: u32, program: Program) -> Option<Self> {
         or_skip(Self::try_start(program, None, Some(process)))
     }
@@ -87,7 +87,8 @@ impl Sshd {
         let mut command = match inside {
             Some(process) => {
                 let mut command = Command::new("/usr/bin/nsenter");
-                command.args([&format!("--mount=/proc/{process}/ns/mnt"), "--", "/usr/sbin/sshd"]);
+                let namespace = format!("--mount=/proc/{process}/ns/mnt");
+                command.args([&namespace, "--", "/usr/bin/unshare", "--mount", "/usr/sbin/sshd"]);
                 command
             }
             None => Command::new("/usr/sbin/sshd"),
