@@ -57,9 +57,12 @@ pub(super) fn leftovers(
             let is_left = match names(&folder).as_deref() {
                 // QEMU or a server may still serve there.
                 Some([name]) if name == SOCKET || name == CONTROL_SOCKET => is_deserted(&folder.join(name)),
-                Some([name]) if name == MEMORY_PIPE => lock_unneeded(&folder).is_some(),
-                // A migration has both or, for a moment, none or one of them.
-                Some(names) if names.iter().all(|name| MIGRATION_SOCKETS.contains(&&name[..])) => {
+                // Nothing yet, a pipe, or the sockets of a migration.
+                Some(names)
+                    if names
+                        .iter()
+                        .all(|name| name == MEMORY_PIPE || MIGRATION_SOCKETS.contains(&&name[..])) =>
+                {
                     lock_unneeded(&folder).is_some()
                 }
                 _ => false,
