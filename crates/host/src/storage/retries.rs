@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 
-const ATTEMPT_COUNT: u32 = 40;
+const ATTEMPT_COUNT: u32 = 100;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Repeats `action` for two seconds, while its error is that something is in use.
+/// Repeats `action` for five seconds, while its error is that something is in use.
 ///
 /// Much of what is in use is so for a moment only: a process has just closed its files or was killed, an indexer looks
 /// at a new file system, or a process inherited open files and has not yet executed its program, which closes them.

@@ -26,6 +26,7 @@ use super::{
     Dataset, DatasetState, HostSnapshot, HostSnapshotLabel, HostSnapshotName, HostSnapshotScope, NotedSnapshot,
     Provider, ProviderError, ProviderKind, ProviderResult, View,
 };
+use crate::storage::retries::retry_while_in_use;
 use crate::system::process::Tools;
 pub use changes::{SendError, SendQuery};
 pub use clones::{TemporaryClone, TemporaryCloneKind};
@@ -134,6 +135,13 @@ impl Zfs {
             origin: value("origin").map(str::to_owned),
             dataset: dataset(name),
         }
+    }
+
+    /// Whether a snapshot has holds, as far as ZFS reports it.
+    fn has_holds(&self, full: &str) -> bool {
+        let properties = self.get(&[], "userrefs", full);
+        let count = properties.ok().and_then(|found| found.get(full)?.number("userrefs"));
+        count.is_some_and(|count| count > 0)
     }
 
     /// A dataset, with its descendants if the whole tree is included.
@@ -366,9 +374,16 @@ impl Provider for Zfs {
         self.clones_of(snapshot)
     }
 
+    /// Repeats while the snapshot is in use and has no holds: for a moment after a view of it was removed, ZFS still
+    /// has it open.
     fn destroy(&self, snapshot: &HostSnapshotName) -> ProviderResult<()> {
         let full = full(snapshot)?;
-        self.ask("remove", &full, &["destroy", &full]).map(drop)
+        let is_in_use = |error: &ProviderError| match error {
+            ProviderError::Held { .. } => !self.has_holds(&full),
+            _ => false,
+        };
+        let destroy = || self.ask("remove", &full, &["destroy", &full]);
+        retry_while_in_use(&*self.clock, is_in_use, destroy).map(drop)
     }
 
     /// Queries only this snapshot, not all of the dataset, to keep the time between the check and the removal short.

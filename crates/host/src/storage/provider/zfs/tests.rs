@@ -132,7 +132,8 @@ fn only_snapshots_are_destroyed() {
 
 #[test]
 fn error_messages_are_classified() {
-    let refused = |stderr: &str| zfs(&[Err(stderr)]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
+    let hold = Ok("t/v@a\tuserrefs\t1\t-\n");
+    let refused = |stderr: &str| zfs(&[Err(stderr), hold]).0.destroy(&snapshot("t/v", "a")).unwrap_err();
     assert!(matches!(
         refused("cannot open 't/v@a': dataset does not exist"),
         ProviderError::NotFound { .. }
@@ -169,6 +170,21 @@ fn holds_are_listed_where_zfs_can() {
     assert_eq!(tags().unwrap(), None, "zfs-fuse fails without a message");
     assert!(matches!(tags(), Err(ProviderError::Refused { .. })));
     assert_eq!(requests.requests.lock().unwrap()[0], "holds tank/my vms@one");
+}
+
+/// A snapshot that is in use for a moment is removed; one with a hold is refused at once.
+#[test]
+fn only_a_snapshot_without_holds_is_removed_with_retries() {
+    let busy = Err("cannot destroy 't/v@a': dataset is busy\n");
+    let holds = |count| format!("t/v@a\tuserrefs\t{count}\t-\n");
+    let (none, one) = (holds(0), holds(1));
+    let (in_use, requests) = zfs(&[busy, Ok(&none), busy, Ok(&none), Ok("")]);
+    in_use.destroy(&snapshot("t/v", "a")).unwrap();
+    assert_eq!(requests.requests.lock().unwrap().len(), 5);
+    let (held, requests) = zfs(&[busy, Ok(&one)]);
+    let refused = held.destroy(&snapshot("t/v", "a"));
+    assert!(matches!(refused, Err(ProviderError::Held { .. })), "{refused:?}");
+    assert_eq!(requests.requests.lock().unwrap().len(), 2);
 }
 
 #[test]
