@@ -25,7 +25,8 @@ pub use error::{Error, Result};
 pub use journal::{CopyIdentity, JOURNAL_VERSION, JournalEntry, JournalState, SyncEntry};
 pub use layout::{UNIT_BYTES_DEFAULT, UnitLayout};
 pub use receiver::{
-    FileIdentity, LinkId, OperationId, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions, ReceiverState,
+    FileIdentity, LinkId, OperationId, PriorContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions,
+    ReceiverState,
 };
 pub use sender::{
     CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, Sender, SenderAction,

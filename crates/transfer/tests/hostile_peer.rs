@@ -13,9 +13,10 @@ use holdfast_block::{DirtyBitmap, SeededRandom, to_usize};
 use holdfast_transfer::{
     Accept, Barrier, Capabilities, ConvergenceOptions, CopyPurpose, Digest, DiskId, ErrorCode, FileIdentity,
     FirstPassTakes, Frame, FreezeTrigger, HeldUnits, Hello, LastPass, LinkId, Message, Offer, OperationId, Ownership,
-    PeerError, RangeContent, RangeFrame, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions,
-    ReceiverState, ReceiverTimes, RoundEnd, Seal, Sender, SenderAction, SenderEvent, SenderOptions, SessionId,
-    ThrottlePolicy, TrackerCheck, Unconverged, UnitComparison, UnitHash, UnitLayout, UnitVerdict, VersionRange,
+    PeerError, PriorContent, RangeContent, RangeFrame, Receiver, ReceiverAction, ReceiverEvent, ReceiverId,
+    ReceiverOptions, ReceiverState, ReceiverTimes, RoundEnd, Seal, Sender, SenderAction, SenderEvent, SenderOptions,
+    SessionId, ThrottlePolicy, TrackerCheck, Unconverged, UnitComparison, UnitHash, UnitLayout, UnitVerdict,
+    VersionRange,
 };
 
 const UNIT_BYTES: u64 = 4096;
@@ -51,6 +52,7 @@ fn receiver() -> Receiver {
         window_bytes: 10 * UNIT_BYTES,
         stream_count_max: 2,
         disk_bytes_max: layout().size_bytes(),
+        prior: PriorContent::Unrelated,
         program: "test".to_owned(),
     };
     Receiver::new(options, None)

@@ -44,8 +44,19 @@ pub struct ReceiverOptions {
     pub stream_count_max: u16,
     /// Size of the target, in bytes. A larger disk is refused. It also bounds the memory: about 200 bytes for each unit.
     pub disk_bytes_max: u64,
+    /// What the target held before the copy began.
+    pub prior: PriorContent,
     /// Name and version of the program.
     pub program: String,
+}
+
+/// What a target held before a copy began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PriorContent {
+    /// Nothing of the disk.
+    Unrelated,
+    /// An earlier or similar content of the disk: every unit is compared by hash before it is sent.
+    Similar,
 }
 
 /// A byte stream of a connection, by a number that the caller never uses again.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::connection::{Copying, SealProgress, SealStep};
 use super::order::Placement;
 use super::task::{SyncWork, Task};
-use super::{HashRequest, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
+use super::{HashRequest, PriorContent, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
 use crate::digest::{Digest, UnitDigests, UnitState};
 use crate::journal::{CopyIdentity, JournalEntry};
 use crate::wire::{
@@ -144,7 +144,10 @@ impl Receiver {
         connection.stream_count = stream_count;
         connection.order.set_stream_count(stream_count);
         let mut digests = UnitDigests::new(journal.copy.layout);
-        let mut held = HeldUnits::none(journal.copy.layout);
+        let mut held = match self.options.prior {
+            PriorContent::Unrelated => HeldUnits::none(journal.copy.layout),
+            PriorContent::Similar => HeldUnits::all(journal.copy.layout),
+        };
         for (unit, digest) in &journal.units {
             held.insert(*unit);
             digests.set(UnitState {

@@ -195,6 +195,13 @@ impl HeldUnits {
         }
     }
 
+    /// Every unit of a disk.
+    pub fn all(layout: UnitLayout) -> Self {
+        let mut all = Self::none(layout);
+        (0..layout.unit_count()).for_each(|unit| all.insert(unit));
+        all
+    }
+
     /// Adds a unit, which must exist.
     pub fn insert(&mut self, unit: u64) {
         let place = self.map.get_mut(holdfast_block::to_usize(unit / 8));

@@ -19,6 +19,7 @@
 )]
 
 mod network;
+mod options;
 mod source;
 mod target;
 mod world;
@@ -26,7 +27,8 @@ mod world;
 use std::collections::BTreeMap;
 
 use holdfast_block::conformance::test_seed;
-use world::{Faults, World, WorldOptions};
+use options::{Faults, WorldOptions};
+use world::World;
 
 /// Runs the histories, and returns how often each event occurred.
 fn run(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
@@ -97,6 +99,22 @@ fn a_copy_without_failures_sends_the_disk_once_and_freezes_the_guest_once() {
         world.sent_bytes() < world.disk_bytes() * 105 / 100,
         "{}",
         world.sent_bytes()
+    );
+}
+
+/// An eighth of the units differs.
+#[test]
+fn a_target_with_similar_content_gets_the_differences() {
+    let mut options = WorldOptions::quiet(4);
+    options.prior = holdfast_transfer::PriorContent::Similar;
+    let mut world = World::new(options);
+    world.run();
+    let eighth = world.disk_bytes() / 8;
+    assert!(
+        (eighth..eighth * 105 / 100).contains(&world.sent_bytes()),
+        "{} of {}",
+        world.sent_bytes(),
+        world.disk_bytes()
     );
 }
 

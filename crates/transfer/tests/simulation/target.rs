@@ -35,11 +35,10 @@ pub(super) struct Target {
 }
 
 impl Target {
-    pub(super) fn new(size_bytes: u64, open_file: OpenFile, options: ReceiverOptions) -> Self {
-        let garbage = vec![0xEE; to_usize(size_bytes)];
+    pub(super) fn new(content: Vec<u8>, open_file: OpenFile, options: ReceiverOptions) -> Self {
         let mut target = Self {
-            cache: garbage.clone(),
-            durable: garbage,
+            cache: content.clone(),
+            durable: content,
             unflushed: BTreeSet::new(),
             journal: Vec::new(),
             is_owner: false,
@@ -54,7 +53,7 @@ impl Target {
 
     /// A target that holds the copy of another session.
     pub(super) fn with_copy(size_bytes: u64, session: SessionId, options: ReceiverOptions) -> Self {
-        let mut target = Self::new(size_bytes, OpenFile::Another, options);
+        let mut target = Self::new(vec![0xEE; to_usize(size_bytes)], OpenFile::Another, options);
         let layout = UnitLayout::new(size_bytes, 4096).unwrap();
         let copy = CopyIdentity {
             receiver: target.options.receiver,

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
-    Capabilities, ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, FirstPassTakes, FreezeTrigger, LinkId, Message,
-    Outcome, Ownership, RangeContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions,
-    RoundDecision, Sender, SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId,
-    ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
+    ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, FirstPassTakes, FreezeTrigger, LinkId, Message, Outcome,
+    Ownership, PriorContent, RangeContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, RoundDecision, Sender,
+    SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck,
+    Unconverged, UnitLayout,
 };
 
 use super::network::Connection;
+use super::options::{FaultFocus, Faults, UNIT_BYTES, WorldOptions};
 use super::source::{PendingRead, SECTOR_BYTES, Source};
 use super::target::{OpenFile, Target};
 
-const UNIT_BYTES: u32 = 4096;
 const SESSION: SessionId = SessionId([7; 16]);
 /// A history that takes more steps than this hangs.
 const STEP_COUNT_MAX: u64 = 400_000;
@@ -23,99 +23,6 @@ const STEP_COUNT_MAX: u64 = 400_000;
 const TICK_DELAY_MAX: Duration = Duration::from_secs(1);
 /// The target that the copy is meant for. Others are stale.
 const REAL: usize = 0;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Faults {
-    ConnectionBreaks,
-    ReceiverLosesPower,
-}
-
-/// When failures happen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum FaultFocus {
-    Anywhere,
-    /// Mostly while the disk changes its owner.
-    Handover,
-}
-
-#[derive(Debug, Clone)]
-pub(super) struct WorldOptions {
-    pub(super) seed: u64,
-    pub(super) unit_count: u64,
-    pub(super) capabilities: Capabilities,
-    pub(super) stream_count: u16,
-    pub(super) fault_count: u64,
-    pub(super) focus: FaultFocus,
-    pub(super) stale_target_count: u64,
-    /// Number of writes of the guest, and how many steps there are for each.
-    pub(super) write_count: u64,
-    pub(super) write_interval: u64,
-    pub(super) frozen_max: Duration,
-    pub(super) trigger: FreezeTrigger,
-    pub(super) purpose: CopyPurpose,
-    pub(super) cut_at_frame: Option<u64>,
-    pub(super) cut_fault: Faults,
-}
-
-impl WorldOptions {
-    /// A copy without failures of a disk that is not written.
-    pub(super) fn quiet(seed: u64) -> Self {
-        Self {
-            seed,
-            unit_count: 128,
-            capabilities: Capabilities::ALL,
-            stream_count: 1,
-            fault_count: 0,
-            focus: FaultFocus::Anywhere,
-            stale_target_count: 0,
-            write_count: 0,
-            write_interval: 1,
-            frozen_max: Duration::from_secs(10),
-            trigger: FreezeTrigger::WhenReady,
-            purpose: CopyPurpose::Handover,
-            cut_at_frame: None,
-            cut_fault: Faults::ConnectionBreaks,
-        }
-    }
-
-    fn random(seed: u64) -> Self {
-        let mut random = SeededRandom::new(seed);
-        let capabilities = match random.below(6) {
-            0 => Capabilities::default(),
-            1 => Capabilities::SYNC,
-            2 => Capabilities::HASHES,
-            _ => Capabilities::ALL,
-        };
-        Self {
-            seed: random.next_u64(),
-            unit_count: 4 + random.below(28),
-            capabilities,
-            stream_count: 1 + random.below(4) as u16,
-            fault_count: random.below(12),
-            focus: if random.one_in(2) {
-                FaultFocus::Anywhere
-            } else {
-                FaultFocus::Handover
-            },
-            stale_target_count: random.below(4),
-            write_count: random.below(600),
-            write_interval: 2 + random.below(40),
-            frozen_max: Duration::from_millis([20, 60, 200, 2000][to_usize(random.below(4))]),
-            trigger: if random.one_in(2) {
-                FreezeTrigger::WhenReady
-            } else {
-                FreezeTrigger::OnRequest
-            },
-            purpose: if random.one_in(4) {
-                CopyPurpose::Duplicate
-            } else {
-                CopyPurpose::Handover
-            },
-            cut_at_frame: None,
-            cut_fault: Faults::ConnectionBreaks,
-        }
-    }
-}
 
 pub(super) struct World {
     options: WorldOptions,
@@ -187,7 +94,7 @@ impl World {
                 // This one holds the copy of another session.
                 let stale = world.targets.last_mut().unwrap();
                 let session = SessionId([9; 16]);
-                *stale = Target::with_copy(size_bytes, session, receiver_options(&world.options, size_bytes, 9));
+                *stale = Target::with_copy(size_bytes, session, world.options.receiver(size_bytes, 9));
             }
         }
         world.start_sender();
@@ -195,9 +102,14 @@ impl World {
     }
 
     fn add_target(&mut self, open_file: OpenFile) {
-        let size_bytes = self.disk_bytes();
-        let options = receiver_options(&self.options, size_bytes, self.targets.len() as u8);
-        self.targets.push(Target::new(size_bytes, open_file, options));
+        let options = self.options.receiver(self.disk_bytes(), self.targets.len() as u8);
+        let mut content = self.source.disk.clone();
+        for (number, unit) in content.chunks_mut(UNIT_BYTES as usize).enumerate() {
+            if self.options.prior == PriorContent::Unrelated || number % 8 == 0 {
+                unit.fill(0xEE);
+            }
+        }
+        self.targets.push(Target::new(content, open_file, options));
     }
 
     pub(super) fn disk_bytes(&self) -> u64 {
@@ -784,16 +696,5 @@ impl World {
         let operation = to_usize(self.random.below(target.operations.len() as u64));
         let event = target.operate(operation);
         self.deliver_to_receiver(busy, event);
-    }
-}
-
-fn receiver_options(options: &WorldOptions, size_bytes: u64, number: u8) -> ReceiverOptions {
-    ReceiverOptions {
-        receiver: ReceiverId([number; 16]),
-        capabilities: options.capabilities,
-        window_bytes: 8 * (u64::from(UNIT_BYTES) + 100),
-        stream_count_max: 3,
-        disk_bytes_max: size_bytes,
-        program: "simulation".to_owned(),
     }
 }
