@@ -70,6 +70,21 @@ pub enum Error {
         /// Why.
         source: Box<holdfast_host::Error>,
     },
+    /// The guest changes its memory faster than it can be sent.
+    #[error(
+        "the memory of {machine} changes faster than it can be sent: {changed_bytes_per_s} bytes per second are changed, \
+         {sent_bytes_per_s} are sent, and {remaining_bytes} remain after each pass"
+    )]
+    MemoryChangesTooFast {
+        /// The machine.
+        machine: String,
+        /// What the guest changes per second.
+        changed_bytes_per_s: u64,
+        /// What is sent per second.
+        sent_bytes_per_s: u64,
+        /// What is left when a pass begins.
+        remaining_bytes: u64,
+    },
     /// Every attempt would have stopped the machine for too long.
     #[error(
         "{machine} was stopped for longer than {frozen_max_ms} ms in {attempt_count} attempts, and runs here again"

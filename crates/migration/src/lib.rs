@@ -6,6 +6,7 @@
 //! libvirt resumes the machine here.
 //!
 //! - `memory_relay`: the relay of the memory
+//! - `memory_convergence`: whether the memory will ever be sent
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
 //! - `plan`: what a migration would do, and what prevents it
 //! - `move_progress`: the progress of all disks together, and of the memory
@@ -17,6 +18,7 @@ mod disk_copy;
 mod disks;
 mod error;
 mod far;
+mod memory_convergence;
 mod memory_relay;
 mod migration_tools;
 mod move_progress;

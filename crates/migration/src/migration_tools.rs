@@ -59,6 +59,8 @@ pub trait MigrationObserver: CopyEvents {
     fn phase(&self, phase: MigrationPhase);
     /// An attempt would have stopped the machine for too long; it runs here, and the migration continues.
     fn stopped_too_long(&self, stopped: Duration);
+    /// The guest changes its memory faster than it is sent; its hypervisor slows its processors by this percentage.
+    fn guest_slowed(&self, percent: u64);
     /// Something is left to do.
     fn left(&self, reason: &str);
 }

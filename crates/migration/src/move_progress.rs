@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use holdfast_engine::{Bottleneck, Progress, Unit};
-use holdfast_host::Machine;
-use holdfast_host::qmp::QmpCommand;
+
+use crate::memory_convergence::MemoryStatus;
 
 /// The progress of the copy of one disk, as a part of that of all disks. What is sent again is not counted.
 pub(crate) struct DiskProgress<'a> {
@@ -47,7 +47,7 @@ impl Progress for DiskProgress<'_> {
     }
 }
 
-/// The progress of the memory, as QEMU reports it.
+/// The progress of the memory.
 pub(crate) struct MemoryProgress {
     done_bytes: u64,
 }
@@ -58,19 +58,10 @@ impl MemoryProgress {
         Self { done_bytes: 0 }
     }
 
-    /// Asks QEMU. What the guest has written again does not take progress back.
-    pub(crate) fn update(&mut self, machine: &dyn Machine, progress: &dyn Progress) {
-        let query = QmpCommand::new("query-migrate", serde_json::Value::Null);
-        // The machine may have ended; the thread that waits for the hypervisor learns of it.
-        let Ok(status) = machine.monitor().execute(&query) else {
-            return;
-        };
-        let memory = &status["ram"];
-        let (Some(total), Some(remaining)) = (memory["total"].as_u64(), memory["remaining"].as_u64()) else {
-            return;
-        };
-        progress.total(total);
-        let done = total.saturating_sub(remaining);
+    /// What the guest has written again does not take progress back.
+    pub(crate) fn update(&mut self, status: &MemoryStatus, progress: &dyn Progress) {
+        progress.total(status.total_bytes);
+        let done = status.total_bytes.saturating_sub(status.remaining_bytes);
         progress.advance(done.saturating_sub(self.done_bytes));
         self.done_bytes = self.done_bytes.max(done);
     }

@@ -9,12 +9,13 @@ use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
-use holdfast_host::{MachineState, MigrationRequest};
-use holdfast_live_copy::{CopyDirector, MachineHandover};
+use holdfast_host::{GuestSpeed, MachineState, MigrationRequest};
+use holdfast_live_copy::{CopyDirector, MachineHandover, ThrottlePolicy};
 
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
+use crate::memory_convergence::{MemoryConvergence, MemoryStatus};
 use crate::memory_relay::MemoryRelay;
 use crate::migration_tools::MigrationTools;
 use crate::move_progress::MemoryProgress;
@@ -78,6 +79,9 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     stage: Stage,
     relay: Option<MemoryRelay>,
     memory: Option<MemoryProgress>,
+    convergence: MemoryConvergence,
+    /// By how much the processors of the guest are known to be slowed.
+    slowed_percent: u64,
     attempt_count: u32,
     times: PhaseClock,
     /// Whether the other host has compared the files.
@@ -102,6 +106,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             stage: Stage::Disks,
             relay: None,
             memory: None,
+            convergence: MemoryConvergence::default(),
+            slowed_percent: 0,
             attempt_count: 0,
             times: PhaseClock::begin(setup.tools.clock.now()),
             is_verified: false,
@@ -148,7 +154,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                         return Ok(memory_bytes);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) => self.show_memory(),
+                Err(RecvTimeoutError::Timeout) => self.look_at_memory()?,
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this thread holds a sender"),
             }
             self.keep_promise();
@@ -156,12 +162,40 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         }
     }
 
-    fn show_memory(&mut self) {
-        // An output that blocks would extend the time for which the machine is stopped.
-        if self.stage == Stage::Memory
-            && let Some(memory) = &mut self.memory
+    /// Shows the progress of the memory. Not while the machine is stopped: an output that blocks would extend that time.
+    fn look_at_memory(&mut self) -> Result<()> {
+        if self.stage != Stage::Memory {
+            return Ok(());
+        }
+        let Some(status) = MemoryStatus::query(self.tools.watched) else {
+            return Ok(());
+        };
+        if let Some(memory) = &mut self.memory {
+            memory.update(&status, self.job.progress);
+        }
+        if status.slowed_percent > self.slowed_percent {
+            self.slowed_percent = status.slowed_percent;
+            self.tools.observer.guest_slowed(status.slowed_percent);
+        }
+        let slows_guest = self.guest_speed() == GuestSpeed::SlowedIfNeeded;
+        if !self
+            .convergence
+            .is_hopeless(&status, slows_guest, self.tools.clock.now())
         {
-            memory.update(self.tools.watched, self.job.progress);
+            return Ok(());
+        }
+        Err(Error::MemoryChangesTooFast {
+            machine: self.plan.machine.clone(),
+            changed_bytes_per_s: status.changed_bytes_per_s,
+            sent_bytes_per_s: status.sent_bytes_per_s,
+            remaining_bytes: status.remaining_bytes,
+        })
+    }
+
+    fn guest_speed(&self) -> GuestSpeed {
+        match self.tools.throttle {
+            ThrottlePolicy::Never => GuestSpeed::Kept,
+            ThrottlePolicy::IfNeeded => GuestSpeed::SlowedIfNeeded,
         }
     }
 
@@ -245,6 +279,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.times.end(MigrationPhase::Disks, tools.clock.now());
         tools.observer.phase(MigrationPhase::Memory);
         self.memory = Some(MemoryProgress::begin(self.job.progress));
+        self.convergence = MemoryConvergence::default();
+        self.slowed_percent = 0;
         self.attempt_count += 1;
         self.is_verified = self.plan.disks.is_empty();
         let paths: Vec<PathBuf> = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
@@ -259,6 +295,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.stage = Stage::Memory;
         let plan = self.plan;
         let events = self.events.clone();
+        let guest_speed = self.guest_speed();
         let destination = format!("qemu+unix:///system?socket={}", self.hypervisor.display());
         self.scope.spawn(move || {
             let moved = tools.hypervisor.migrate(
@@ -268,6 +305,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                     memory_socket: &tools.memory_socket,
                     configuration: &plan.configuration,
                     kept_configuration: &plan.kept_configuration,
+                    guest_speed,
                 },
             );
             events.send(MoveEvent::MemoryEnded(moved)).ok();

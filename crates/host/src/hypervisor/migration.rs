@@ -16,6 +16,17 @@ pub struct MigrationRequest<'a> {
     pub configuration: &'a str,
     /// The configuration that is defined there for later starts.
     pub kept_configuration: &'a str,
+    /// Whether the guest may be slowed.
+    pub guest_speed: GuestSpeed,
+}
+
+/// How fast the processors of the guest are while its memory is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GuestSpeed {
+    /// They keep their speed.
+    Kept,
+    /// They are slowed more and more while the memory changes faster than it is sent.
+    SlowedIfNeeded,
 }
 
 /// Whether the processor of a host can run a machine.

@@ -56,7 +56,7 @@ pub(crate) struct MigrateArgs {
     /// Resume the machine here if it is stopped for longer, and try again later
     #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_time)]
     max_frozen: Duration,
-    /// Limit the writes of the guest if it writes faster than they can be copied
+    /// Slow the guest if it changes its disks or memory faster than they can be copied
     #[arg(long)]
     throttle: bool,
     /// Try for this long to connect again after a connection was lost
@@ -277,6 +277,12 @@ impl MigrationObserver for ShownMove<'_> {
         ));
     }
 
+    fn guest_slowed(&self, percent: u64) {
+        self.console.warning(&format!(
+            "the guest changes its memory faster than it can be sent; its processors are slowed by {percent} %"
+        ));
+    }
+
     fn left(&self, reason: &str) {
         self.console.warning(reason);
     }
@@ -297,6 +303,10 @@ fn migration_error(error: MigrationError) -> Error {
         MigrationError::FrozenTooLong { .. } => refused(
             Kind::Refused,
             "permit more time with --max-frozen, or migrate it when it does less; the same command continues",
+        ),
+        MigrationError::MemoryChangesTooFast { .. } => refused(
+            Kind::Refused,
+            "slow it with --throttle, permit more time with --max-frozen, or migrate it when it does less; the machine runs here",
         ),
         MigrationError::Unresolved { .. } => refused(
             Kind::Io,

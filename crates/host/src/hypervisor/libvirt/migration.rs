@@ -11,7 +11,7 @@ use virt::sys;
 
 use super::{Libvirt, is_code};
 use crate::hypervisor::error::Result;
-use crate::hypervisor::migration::{Autostart, LiveMigration, MigrationRequest, ProcessorFit};
+use crate::hypervisor::migration::{Autostart, GuestSpeed, LiveMigration, MigrationRequest, ProcessorFit};
 use virt::error::ErrorNumber;
 
 /// The usual sockets of a daemon, for an address without one.
@@ -34,7 +34,12 @@ impl LiveMigration for Libvirt {
             persist_xml: Some(request.kept_configuration.to_owned()),
             ..MigrateParameters::default()
         };
-        let flags = sys::VIR_MIGRATE_LIVE
+        let converges = match request.guest_speed {
+            GuestSpeed::Kept => 0,
+            GuestSpeed::SlowedIfNeeded => sys::VIR_MIGRATE_AUTO_CONVERGE,
+        };
+        let flags = converges
+            | sys::VIR_MIGRATE_LIVE
             | sys::VIR_MIGRATE_PEER2PEER
             | sys::VIR_MIGRATE_UNSAFE
             | sys::VIR_MIGRATE_PERSIST_DEST

@@ -1,0 +1,146 @@
+//! Whether the memory will ever be sent: what QEMU reports of its passes over the memory.
+
+use std::time::Duration;
+
+use holdfast_host::Machine;
+use holdfast_host::qmp::QmpCommand;
+use serde_json::Value;
+
+/// Passes without progress after which the memory is taken to change faster than it can be sent.
+const IDLE_PASS_COUNT_MAX: u64 = 3;
+/// And for how long these passes last at least: a guest may be busy for a moment.
+const IDLE_TIME_MIN: Duration = Duration::from_secs(10);
+/// QEMU slows the processors of a guest by at most this percentage.
+const SLOWED_PERCENT_MAX: u64 = 99;
+
+/// What QEMU reports of the memory that it sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct MemoryStatus {
+    pub(crate) total_bytes: u64,
+    pub(crate) remaining_bytes: u64,
+    /// Number of passes that have begun.
+    pub(crate) pass_count: u64,
+    /// What the guest has changed per second in the last pass.
+    pub(crate) changed_bytes_per_s: u64,
+    pub(crate) sent_bytes_per_s: u64,
+    /// By how much the processors of the guest are slowed.
+    pub(crate) slowed_percent: u64,
+}
+
+impl MemoryStatus {
+    /// Asks QEMU. None before it sends memory, and if the machine has ended; the thread that waits for the hypervisor learns
+    /// of that.
+    pub(crate) fn query(machine: &dyn Machine) -> Option<Self> {
+        let query = QmpCommand::new("query-migrate", Value::Null);
+        Self::parse(&machine.monitor().execute(&query).ok()?)
+    }
+
+    fn parse(status: &Value) -> Option<Self> {
+        let memory = &status["ram"];
+        let number = |name: &str| memory[name].as_u64();
+        let page_bytes = number("page-size").unwrap_or(4096);
+        // Of the last second, in megabits.
+        let megabits_per_s = memory["mbps"].as_f64().unwrap_or_default();
+        Some(Self {
+            total_bytes: number("total")?,
+            remaining_bytes: number("remaining")?,
+            pass_count: number("dirty-sync-count").unwrap_or_default(),
+            changed_bytes_per_s: number("dirty-pages-rate")
+                .unwrap_or_default()
+                .saturating_mul(page_bytes),
+            sent_bytes_per_s: (megabits_per_s.max(0.0) * 1e6 / 8.0) as u64,
+            slowed_percent: status["cpu-throttle-percentage"].as_u64().unwrap_or_default(),
+        })
+    }
+}
+
+/// Follows the passes over the memory.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryConvergence {
+    pass_count: u64,
+    /// What was left at the beginning of the best pass.
+    least_bytes: Option<u64>,
+    /// The first pass after it, and when it began.
+    idle_since: (u64, Duration),
+}
+
+impl MemoryConvergence {
+    /// Whether the passes have made no progress for so long that they never will. A guest whose processors can still be slowed
+    /// further is given time.
+    pub(crate) fn is_hopeless(&mut self, status: &MemoryStatus, slows_guest: bool, now: Duration) -> bool {
+        // The first pass sends everything.
+        if status.pass_count < 2 || status.pass_count == self.pass_count {
+            return false;
+        }
+        self.pass_count = status.pass_count;
+        let has_advanced = self
+            .least_bytes
+            .is_none_or(|least| status.remaining_bytes < least - least / 8);
+        if has_advanced {
+            self.least_bytes = Some(status.remaining_bytes);
+            self.idle_since = (status.pass_count, now);
+            return false;
+        }
+        let (first_pass, since) = self.idle_since;
+        let can_slow = slows_guest && status.slowed_percent < SLOWED_PERCENT_MAX;
+        status.pass_count - first_pass >= IDLE_PASS_COUNT_MAX && now.saturating_sub(since) >= IDLE_TIME_MIN && !can_slow
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::{MemoryConvergence, MemoryStatus};
+
+    /// Passes of two seconds, with what remains at the beginning of each. Returns the pass that gives up.
+    fn hopeless_pass(remaining: &[u64], slowed: Option<&[u64]>) -> Option<usize> {
+        let mut convergence = MemoryConvergence::default();
+        remaining.iter().enumerate().position(|(pass, &remaining_bytes)| {
+            let status = MemoryStatus {
+                remaining_bytes,
+                pass_count: pass as u64 + 1,
+                slowed_percent: slowed.map_or(0, |percent| percent[pass]),
+                ..MemoryStatus::default()
+            };
+            let now = Duration::from_secs(2 * pass as u64);
+            // The same pass counts once.
+            let first = convergence.is_hopeless(&status, slowed.is_some(), now);
+            assert!(!convergence.is_hopeless(&status, slowed.is_some(), now));
+            first
+        })
+    }
+
+    #[test]
+    fn passes_without_progress_are_hopeless() {
+        // The first pass is not compared; the best one is the second, and ten seconds after it are over.
+        assert_eq!(hopeless_pass(&[900, 50, 52, 49, 51, 50, 48, 50], None), Some(6));
+        assert_eq!(hopeless_pass(&[900, 50, 40, 30, 25, 20, 15, 12, 10], None), None);
+    }
+
+    #[test]
+    fn a_guest_that_can_be_slowed_further_is_given_time() {
+        let remaining = [50; 9];
+        let slowed = [0, 0, 20, 30, 40, 50, 60, 70, 99];
+        assert_eq!(hopeless_pass(&remaining, Some(&slowed)), Some(8));
+    }
+
+    #[test]
+    fn the_status_of_qemu_is_read() {
+        let status = json!({"status": "active", "cpu-throttle-percentage": 20, "ram": {
+            "total": 1000, "remaining": 300, "dirty-sync-count": 2, "dirty-pages-rate": 10, "page-size": 4096, "mbps": 8.0,
+        }});
+        let expected = MemoryStatus {
+            total_bytes: 1000,
+            remaining_bytes: 300,
+            pass_count: 2,
+            changed_bytes_per_s: 40_960,
+            sent_bytes_per_s: 1_000_000,
+            slowed_percent: 20,
+        };
+        assert_eq!(MemoryStatus::parse(&status), Some(expected));
+        assert_eq!(MemoryStatus::parse(&json!({"status": "setup"})), None);
+    }
+}
