@@ -12,7 +12,7 @@ use holdfast_host::{Piped, StreamTools};
 
 use crate::error::{Error, Result, THIS_HOST};
 use crate::receive::{ReceiveTools, serve_receiver};
-use crate::request::{Answer, READY_BYTES_MAX, ReceiveRequest, RefusalKind};
+use crate::request::{Answer, READY_BYTES_MAX, ReceiveRequest, RefusalKind, SeedProgress};
 use crate::stream::{ByteStream, StreamCloser};
 
 /// Words after which the program receives: `holdfast receive-disk 1`.
@@ -20,18 +20,21 @@ pub const RECEIVE_COMMAND: [&str; 2] = ["receive-disk", "1"];
 
 /// How a sender opens connections.
 pub trait Connector: Send + Sync {
-    /// Starts a receiver, and opens a stream to it.
+    /// Starts a receiver, and opens a stream to it. `watch` learns how much of a seed is copied there.
     ///
     /// # Errors
     /// [`Error::Refused`]: the receiver cannot take the disk, and another attempt is useless. Other errors may end.
-    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream>;
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream>;
 
     /// Where the receiver is, for people.
     fn place(&self) -> String;
 }
 
+/// Sees how much of a seed the receiver has copied.
+pub type SeedObserver = dyn Fn(SeedProgress) + Send;
+
 /// Sends the request, and waits for the answer.
-fn greet(mut stream: ByteStream, request: &ReceiveRequest, place: &str) -> Result<ByteStream> {
+fn greet(mut stream: ByteStream, request: &ReceiveRequest, watch: &SeedObserver, place: &str) -> Result<ByteStream> {
     let lost = |source| Error::Connection {
         place: place.to_owned(),
         source,
@@ -45,27 +48,34 @@ fn greet(mut stream: ByteStream, request: &ReceiveRequest, place: &str) -> Resul
         .map_err(lost)?;
     // The receiver sends nothing after the line before it gets a frame.
     let mut input = BufReader::new(stream.input);
-    let mut answer = Vec::new();
-    let read = (&mut input).take(READY_BYTES_MAX).read_until(b'\n', &mut answer);
-    match read.map_err(lost) {
-        Ok(_) if answer.ends_with(b"\n") => {}
-        result => {
-            let reason = stream.closer.close();
-            return Err(match (reason, result) {
-                (Some(reason), _) => Error::ConnectionRefused {
-                    place: place.to_owned(),
-                    reason,
-                },
-                (None, Err(error)) => error,
-                (None, Ok(_)) => lost(std::io::ErrorKind::UnexpectedEof.into()),
-            });
+    let answer = loop {
+        let mut answer = Vec::new();
+        let read = (&mut input).take(READY_BYTES_MAX).read_until(b'\n', &mut answer);
+        match read.map_err(lost) {
+            Ok(_) if answer.ends_with(b"\n") => {}
+            result => {
+                let reason = stream.closer.close();
+                return Err(match (reason, result) {
+                    (Some(reason), _) => Error::ConnectionRefused {
+                        place: place.to_owned(),
+                        reason,
+                    },
+                    (None, Err(error)) => error,
+                    (None, Ok(_)) => lost(std::io::ErrorKind::UnexpectedEof.into()),
+                });
+            }
         }
-    }
-    match serde_json::from_slice(&answer) {
+        match serde_json::from_slice(&answer) {
+            Ok(Answer::Seeding(progress)) => watch(progress),
+            answer => break answer,
+        }
+    };
+    match answer {
         Ok(Answer::Ready {}) => {
             stream.input = Box::new(input);
             Ok(stream)
         }
+        Ok(Answer::Seeding(_)) => unreachable!("the loop goes on"),
         Ok(Answer::Refused { kind, reason }) => Err(Error::Refused {
             place: place.to_owned(),
             kind,
@@ -92,7 +102,7 @@ impl LocalConnector {
 }
 
 impl Connector for LocalConnector {
-    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream> {
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
         let place = self.place();
         let failed = |source| Error::Connection {
             place: place.clone(),
@@ -127,7 +137,7 @@ impl Connector for LocalConnector {
             output: Box::new(ours),
             closer: Box::new(closer),
         };
-        greet(stream, request, &place)
+        greet(stream, request, watch, &place)
     }
 
     fn place(&self) -> String {
@@ -167,7 +177,7 @@ impl ProgramConnector {
 }
 
 impl Connector for ProgramConnector {
-    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream> {
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
         let place = self.place();
         let mut program = self
             .tools
@@ -191,7 +201,7 @@ impl Connector for ProgramConnector {
             output: Box::new(output),
             closer: Box::new(closer),
         };
-        greet(stream, request, &place)
+        greet(stream, request, watch, &place)
     }
 
     fn place(&self) -> String {

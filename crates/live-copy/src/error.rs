@@ -105,6 +105,14 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
+    /// A seed cannot be read.
+    #[error("the seed {} cannot be used: {reason}", .path.display())]
+    Seed {
+        /// The seed.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// A target outside the folder that the receiver is restricted to.
     #[error("{} is not below {}, where this host receives disks", .path.display(), .folder.display())]
     TargetElsewhere {
@@ -209,6 +217,7 @@ impl Error {
             }
             Self::OtherSize { .. } | Self::Journal { .. } => RefusalKind::OtherCopy,
             Self::TargetKind { .. } | Self::TargetElsewhere { .. } => RefusalKind::NotAllowed,
+            Self::Seed { .. } => RefusalKind::Seed,
             Self::Request { .. } => RefusalKind::OtherVersion,
             _ => RefusalKind::Io,
         }

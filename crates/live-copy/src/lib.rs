@@ -6,6 +6,7 @@
 //! - `source`: what is copied, and how its writes are tracked
 //! - `freeze_commands`: commands of the user that freeze what writes
 //! - `stream`, `link`: a byte stream, and its threads
+//! - `seed`: similar content that the target has before
 //! - `target`: the file or device that is written, with its journal
 //! - `receive`, `connect`, `send`: the receiver, how it is started here or on another host, and the sender
 
@@ -16,18 +17,19 @@ mod link;
 mod phases;
 mod receive;
 mod request;
+mod seed;
 mod send;
 mod source;
 mod stream;
 mod target;
 mod tracked_source;
 
-pub use connect::{Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND};
+pub use connect::{Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND, SeedObserver};
 pub use error::{Error, Result};
 pub use freeze_commands::{CommandFreezer, FreezeCommands, FreezeLauncher, serve_freeze_commands};
 pub use phases::{CopyPhase, PhaseTime};
 pub use receive::{ReceiveOutcome, ReceiveTools, serve_receiver};
-pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind};
+pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind, Seed, SeedProgress};
 pub use send::{
     CopyDirector, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, copy_live, session_of,
 };
@@ -38,6 +40,6 @@ pub use tracked_source::{MachineFreezer, TrackedSource};
 
 // What a caller needs to describe a copy, and to show its rounds.
 pub use holdfast_transfer::{
-    ConvergenceOptions, CopyPurpose, DiskId, Forecast, FreezeTrigger, HandoverNote, HandoverReport, RoundDecision,
-    SenderState, SenderWarning, SessionId, ThrottlePolicy, UNIT_BYTES_DEFAULT, Unconverged, UnitLayout,
+    ConvergenceOptions, CopyPurpose, DiskId, Forecast, FreezeTrigger, HandoverNote, HandoverReport, PriorContent,
+    RoundDecision, SenderState, SenderWarning, SessionId, ThrottlePolicy, Unconverged, UnitLayout,
 };

@@ -1,6 +1,6 @@
 //! The receiver of a copy: carries out what the state machine asks for.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox, channel};
@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, Clock, error_text, to_usize};
+use holdfast_image::Continue;
 use holdfast_repo::key::Randomness;
 use holdfast_transfer::{
     Capabilities, Digest, ErrorCode, LinkId, Message, RangeContent, Receiver, ReceiverAction, ReceiverEvent,
@@ -73,7 +74,14 @@ pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &Receive
         .map_err(|error| invalid(error.to_string()))
         .and_then(|request| {
             check_place(&request.target, folder)?;
-            let opened = Target::open(&request, &tools.journal_folder, &*tools.clock)?;
+            if let Some(seed) = &request.seed {
+                check_place(&seed.path, folder)?;
+            }
+            let mut report = |progress| match send_answer(&mut output, &Answer::Seeding(progress)) {
+                Ok(()) => Continue::Go,
+                Err(_) => Continue::Stop,
+            };
+            let opened = Target::open(&request, &tools.journal_folder, &*tools.clock, &mut report)?;
             Ok((request, opened))
         });
     let answer = match &opened {
@@ -83,9 +91,7 @@ pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &Receive
             reason: error_text(error),
         },
     };
-    let mut line = serde_json::to_vec(&answer).map_err(|error| invalid(error.to_string()))?;
-    line.push(b'\n');
-    let answered = output.write_all(&line).and_then(|()| output.flush());
+    let answered = send_answer(&mut output, &answer);
     let (request, (target, state)) = opened?;
     answered.map_err(|error| invalid(error.to_string()))?;
     let receiver = Receiver::new(
@@ -95,6 +101,7 @@ pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &Receive
             window_bytes: (request.size_bytes / WINDOW_PARTS).clamp(*WINDOW_BYTES.start(), *WINDOW_BYTES.end()),
             stream_count_max: 1,
             disk_bytes_max: request.size_bytes,
+            prior: request.prior(),
             program: tools.program.clone(),
         },
         state,
@@ -105,6 +112,13 @@ pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &Receive
         closer,
     };
     run(receiver, target, stream, &tools.clock)
+}
+
+fn send_answer(output: &mut dyn Write, answer: &Answer) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(answer)?;
+    line.push(b'\n');
+    output.write_all(&line)?;
+    output.flush()
 }
 
 /// Refuses a target outside of `folder`, also by way of links.

@@ -23,6 +23,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with, statvfs};
 
 use crate::error::{Error, Result};
 use crate::request::{ExistingTarget, InterruptedCopy, ReceiveRequest};
+use crate::seed::{SeedFill, SeedWatch};
 
 const SUFFIX: &str = ".holdfast-copy";
 const JOURNAL_SUFFIX: &str = ".holdfast-copy.journal";
@@ -68,11 +69,13 @@ impl Target {
         request: &ReceiveRequest,
         journal_folder: &Path,
         clock: &dyn Clock,
+        watch: &mut SeedWatch<'_>,
     ) -> Result<(Self, Option<JournalState>)> {
         let path = &request.target;
+        let mut fill = request.seed.as_ref().map(|seed| SeedFill { seed, clock, watch });
         let found = path.metadata().ok();
         if found.as_ref().is_some_and(|found| found.file_type().is_block_device()) {
-            return Self::open_block_device(request, journal_folder, clock);
+            return Self::open_block_device(request, journal_folder, fill, clock);
         }
         if found.as_ref().is_some_and(|found| !found.is_file()) || path.file_name().is_none() || !path.is_absolute() {
             return Err(Error::TargetKind { path: path.clone() });
@@ -100,7 +103,12 @@ impl Target {
             lock_replaced(path).inspect_err(|_| journal.discard_without(state.as_ref()))?
         };
         let opened = match &state {
-            None => create(&partial, request),
+            None => create(&partial, request).and_then(|(device, file)| {
+                let filled = fill.as_mut().map_or(Ok(()), |fill| fill.fill_file(&file, &device));
+                // The error of the seed matters more than that of the deletion.
+                let filled = filled.inspect_err(|_| drop(std::fs::remove_file(&partial)));
+                filled.map(|()| (device, file))
+            }),
             Some(_) if is_owner && !partial.exists() => open_file(path),
             Some(_) => open_file(&partial),
         };
@@ -123,6 +131,7 @@ impl Target {
     fn open_block_device(
         request: &ReceiveRequest,
         journal_folder: &Path,
+        fill: Option<SeedFill<'_>>,
         clock: &dyn Clock,
     ) -> Result<(Self, Option<JournalState>)> {
         let overwrite = match request.existing {
@@ -144,7 +153,14 @@ impl Target {
         }
         let state = journal.state(request)?;
         let opened = open_block_target(path, overwrite, request.size_bytes).map_err(Error::from);
-        let device = opened.inspect_err(|_| journal.discard_without(state.as_ref()))?;
+        let device = opened.and_then(|device| match fill {
+            // A device that is its own seed has the content already.
+            Some(mut fill) if state.is_none() && fill.seed.path != *path => {
+                fill.fill_block_device(&*device).map(|()| device)
+            }
+            _ => Ok(device),
+        });
+        let device = device.inspect_err(|_| journal.discard_without(state.as_ref()))?;
         let place = Place::BlockDevice(device);
         Ok((Self { place, journal }, state))
     }

@@ -6,8 +6,7 @@ use std::sync::mpsc::Sender as Outbox;
 use holdfast_engine::Job;
 use holdfast_live_copy::{
     ConvergenceOptions, CopyDirector, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger, Freezer, InterruptedCopy,
-    LiveCopyReport, LiveCopyRequest, ReceiveRequest, TrackedSource, UNIT_BYTES_DEFAULT, Unconverged, UnitLayout,
-    copy_live, session_of,
+    LiveCopyReport, LiveCopyRequest, ReceiveRequest, TrackedSource, Unconverged, copy_live, session_of,
 };
 
 use crate::disks::{DiskObserver, MoveEvent, MoveOutcome, StoppedByHypervisor};
@@ -33,10 +32,17 @@ pub(crate) fn copy_disk(
     let planned = &plan.disks[run.disk];
     let freezer: &dyn Freezer = run.freezer;
     let source = TrackedSource::open(tools.tracked, run.disk, freezer)?;
-    let layout =
-        UnitLayout::new(planned.size_bytes, UNIT_BYTES_DEFAULT).map_err(|error| holdfast_live_copy::Error::Source {
-            reason: error.to_string(),
-        })?;
+    let receive = ReceiveRequest {
+        target: planned.path.clone(),
+        size_bytes: planned.size_bytes,
+        expected_bytes: 0,
+        existing: ExistingTarget::Refuse,
+        interrupted: InterruptedCopy::Continue,
+        seed: planned.seed.clone(),
+    };
+    let layout = receive.layout().map_err(|error| holdfast_live_copy::Error::Source {
+        reason: error.to_string(),
+    })?;
     let progress = DiskProgress::new(job.progress, planned.size_bytes);
     let job = Job {
         progress: &progress,
@@ -48,13 +54,7 @@ pub(crate) fn copy_disk(
         source: &source,
         layout,
         connector: Arc::clone(&tools.connector),
-        receive: ReceiveRequest {
-            target: planned.path.clone(),
-            size_bytes: planned.size_bytes,
-            expected_bytes: 0,
-            existing: ExistingTarget::Refuse,
-            interrupted: InterruptedCopy::Continue,
-        },
+        receive,
         session: session_of(&[plan.uuid.as_bytes(), planned.target.as_bytes(), place.as_bytes(), path]),
         disk: DiskId([0; 16]),
         convergence: ConvergenceOptions {

@@ -121,6 +121,16 @@ pub enum Error {
     },
 }
 
+impl Error {
+    /// A failure of the hypervisor to migrate a machine.
+    pub(crate) fn of_hypervisor(machine: &str, source: holdfast_host::Error) -> Self {
+        Self::Hypervisor {
+            machine: machine.to_owned(),
+            source: Box::new(source),
+        }
+    }
+}
+
 impl From<holdfast_engine::Error> for Error {
     fn from(error: holdfast_engine::Error) -> Self {
         Self::Engine(Box::new(error))

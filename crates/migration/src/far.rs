@@ -24,6 +24,8 @@ const LINE_BYTES_MAX: u64 = 16 << 20;
 pub(crate) enum FarRequest {
     /// What it is.
     Describe {},
+    /// The disks of a definition of the machine there, which is shut off: it ran there before.
+    FormerDisks { uuid: String },
     /// What prevents a machine from running there.
     Check(CheckRequest),
     /// Give the files of incomplete copies their names.
@@ -38,8 +40,12 @@ pub(crate) enum FarRequest {
     State { uuid: String },
     /// Answer when the machine runs there.
     AwaitStart { uuid: String },
-    /// The machine runs there: do what is left to do.
-    Complete { uuid: String, starts_with_host: bool },
+    /// The machine runs there: do what is left to do, and delete these files.
+    Complete {
+        uuid: String,
+        starts_with_host: bool,
+        obsolete_files: Vec<PathBuf>,
+    },
     /// Switch the machine off: it runs at the source.
     PowerOff { uuid: String },
 }
@@ -65,6 +71,17 @@ pub(crate) struct CheckedDisk {
     pub(crate) expected_bytes: u64,
 }
 
+/// A disk that the machine had there before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FormerDisk {
+    /// Its target in the machine.
+    pub(crate) disk: String,
+    pub(crate) path: PathBuf,
+    /// None if it is to be detected.
+    pub(crate) format: Option<String>,
+}
+
 /// The answer of the other host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case", deny_unknown_fields)]
@@ -76,9 +93,12 @@ pub(crate) enum FarAnswer {
         /// The default folder for images.
         image_folder: Option<PathBuf>,
     },
+    FormerDisks {
+        disks: Vec<FormerDisk>,
+    },
     Checked {
         obstacles: Vec<String>,
-        warnings: Vec<String>,
+        notes: Vec<String>,
     },
     Done {},
     State {
@@ -172,6 +192,14 @@ impl FarHost {
         }
     }
 
+    /// The disks that a machine had there before.
+    pub(crate) fn former_disks(&self, uuid: &str) -> Result<Vec<FormerDisk>> {
+        match self.ask(&FarRequest::FormerDisks { uuid: uuid.to_owned() })? {
+            FarAnswer::FormerDisks { disks } => Ok(disks),
+            _ => Err(self.other_version()),
+        }
+    }
+
     /// The state of a machine there.
     pub(crate) fn state(&self, uuid: &str) -> Result<FarState> {
         match self.ask(&FarRequest::State { uuid: uuid.to_owned() })? {
@@ -225,7 +253,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_unchanged::<FarRequest>(REQUESTS);
         assert_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [10, 8]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [11, 9]);
     }
 
     #[test]

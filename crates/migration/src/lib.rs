@@ -6,7 +6,7 @@
 //! libvirt resumes the machine here.
 //!
 //! - `memory_relay`: the relay of the memory
-//! - `memory_convergence`: whether the memory will ever be sent
+//! - `memory_watch`, `memory_convergence`: the progress of the memory, and whether it will ever be sent
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
 //! - `plan`: what a migration would do, and what prevents it
 //! - `move_progress`: the progress of all disks together, and of the memory
@@ -20,6 +20,7 @@ mod error;
 mod far;
 mod memory_convergence;
 mod memory_relay;
+mod memory_watch;
 mod migration_tools;
 mod move_progress;
 mod move_watch;
@@ -32,7 +33,7 @@ pub use disks::CopyEvents;
 pub use error::{Error, Result};
 pub use far::{FarHost, FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
 pub use memory_relay::{MemoryRelay, RelayEnd};
-pub use migration_tools::{MigrationObserver, MigrationTools};
+pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools};
 pub use plan::{IncompleteMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
 pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
 pub use run::migrate;

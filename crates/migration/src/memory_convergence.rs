@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use holdfast_host::Machine;
 use holdfast_host::qmp::QmpCommand;
+use holdfast_host::{GuestSpeed, Machine};
 use serde_json::Value;
 
 /// Passes without progress after which the memory is taken to change faster than it can be sent.
@@ -67,7 +67,7 @@ pub(crate) struct MemoryConvergence {
 impl MemoryConvergence {
     /// Whether the passes have made no progress for so long that they never will. A guest whose processors can still be slowed
     /// further is given time.
-    pub(crate) fn is_hopeless(&mut self, status: &MemoryStatus, slows_guest: bool, now: Duration) -> bool {
+    pub(crate) fn is_hopeless(&mut self, status: &MemoryStatus, speed: GuestSpeed, now: Duration) -> bool {
         // The first pass sends everything.
         if status.pass_count < 2 || status.pass_count == self.pass_count {
             return false;
@@ -82,7 +82,7 @@ impl MemoryConvergence {
             return false;
         }
         let (first_pass, since) = self.idle_since;
-        let can_slow = slows_guest && status.slowed_percent < SLOWED_PERCENT_MAX;
+        let can_slow = speed == GuestSpeed::SlowedIfNeeded && status.slowed_percent < SLOWED_PERCENT_MAX;
         status.pass_count - first_pass >= IDLE_PASS_COUNT_MAX && now.saturating_sub(since) >= IDLE_TIME_MIN && !can_slow
     }
 }
@@ -91,6 +91,7 @@ impl MemoryConvergence {
 mod tests {
     use std::time::Duration;
 
+    use holdfast_host::GuestSpeed;
     use serde_json::json;
 
     use super::{MemoryConvergence, MemoryStatus};
@@ -107,8 +108,9 @@ mod tests {
             };
             let now = Duration::from_secs(2 * pass as u64);
             // The same pass counts once.
-            let first = convergence.is_hopeless(&status, slowed.is_some(), now);
-            assert!(!convergence.is_hopeless(&status, slowed.is_some(), now));
+            let speed = slowed.map_or(GuestSpeed::Kept, |_| GuestSpeed::SlowedIfNeeded);
+            let first = convergence.is_hopeless(&status, speed, now);
+            assert!(!convergence.is_hopeless(&status, speed, now));
             first
         })
     }

@@ -41,6 +41,8 @@ pub struct MigrationTools<'a> {
     pub attempt_count_max: u32,
     /// Whether the guest's writes may be limited.
     pub throttle: ThrottlePolicy,
+    /// What happens to the disks that the machine had there before.
+    pub former_disks: FormerDisks,
     /// For how long a lost connection is tried again.
     pub retry_time: Duration,
     /// The clock of all threads.
@@ -51,6 +53,15 @@ pub struct MigrationTools<'a> {
     pub program: String,
     /// Sees what happens.
     pub observer: &'a dyn MigrationObserver,
+}
+
+/// What happens to the disks that the machine had at the other host before, when it runs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FormerDisks {
+    /// They are kept.
+    Keep,
+    /// They are deleted.
+    Delete,
 }
 
 /// Sees what happens.

@@ -9,16 +9,15 @@ use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
-use holdfast_host::{GuestSpeed, MachineState, MigrationRequest};
-use holdfast_live_copy::{CopyDirector, MachineHandover, ThrottlePolicy};
+use holdfast_host::{MachineState, MigrationRequest};
+use holdfast_live_copy::{CopyDirector, MachineHandover};
 
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
-use crate::memory_convergence::{MemoryConvergence, MemoryStatus};
 use crate::memory_relay::MemoryRelay;
+use crate::memory_watch::{MemoryWatch, guest_speed};
 use crate::migration_tools::MigrationTools;
-use crate::move_progress::MemoryProgress;
 use crate::move_watch::{verify, wait_for_stop};
 use crate::plan::MigrationPlan;
 use crate::report::{MigrationPhase, MigrationReport, MovedDisk, PhaseClock};
@@ -78,10 +77,7 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     copies: DiskCopies<'e>,
     stage: Stage,
     relay: Option<MemoryRelay>,
-    memory: Option<MemoryProgress>,
-    convergence: MemoryConvergence,
-    /// By how much the processors of the guest are known to be slowed.
-    slowed_percent: u64,
+    memory: Option<MemoryWatch>,
     attempt_count: u32,
     times: PhaseClock,
     /// Whether the other host has compared the files.
@@ -106,8 +102,6 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             stage: Stage::Disks,
             relay: None,
             memory: None,
-            convergence: MemoryConvergence::default(),
-            slowed_percent: 0,
             attempt_count: 0,
             times: PhaseClock::begin(setup.tools.clock.now()),
             is_verified: false,
@@ -162,40 +156,11 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         }
     }
 
-    /// Shows the progress of the memory. Not while the machine is stopped: an output that blocks would extend that time.
+    /// Not while the machine is stopped: an output that blocks would extend that time.
     fn look_at_memory(&mut self) -> Result<()> {
-        if self.stage != Stage::Memory {
-            return Ok(());
-        }
-        let Some(status) = MemoryStatus::query(self.tools.watched) else {
-            return Ok(());
-        };
-        if let Some(memory) = &mut self.memory {
-            memory.update(&status, self.job.progress);
-        }
-        if status.slowed_percent > self.slowed_percent {
-            self.slowed_percent = status.slowed_percent;
-            self.tools.observer.guest_slowed(status.slowed_percent);
-        }
-        let slows_guest = self.guest_speed() == GuestSpeed::SlowedIfNeeded;
-        if !self
-            .convergence
-            .is_hopeless(&status, slows_guest, self.tools.clock.now())
-        {
-            return Ok(());
-        }
-        Err(Error::MemoryChangesTooFast {
-            machine: self.plan.machine.clone(),
-            changed_bytes_per_s: status.changed_bytes_per_s,
-            sent_bytes_per_s: status.sent_bytes_per_s,
-            remaining_bytes: status.remaining_bytes,
-        })
-    }
-
-    fn guest_speed(&self) -> GuestSpeed {
-        match self.tools.throttle {
-            ThrottlePolicy::Never => GuestSpeed::Kept,
-            ThrottlePolicy::IfNeeded => GuestSpeed::SlowedIfNeeded,
+        match &mut self.memory {
+            Some(memory) if self.stage == Stage::Memory => memory.look(self.plan, self.tools, self.job.progress),
+            _ => Ok(()),
         }
     }
 
@@ -278,9 +243,6 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         let tools = self.tools;
         self.times.end(MigrationPhase::Disks, tools.clock.now());
         tools.observer.phase(MigrationPhase::Memory);
-        self.memory = Some(MemoryProgress::begin(self.job.progress));
-        self.convergence = MemoryConvergence::default();
-        self.slowed_percent = 0;
         self.attempt_count += 1;
         self.is_verified = self.plan.disks.is_empty();
         let paths: Vec<PathBuf> = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
@@ -290,12 +252,11 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             source,
         })?;
         self.relay = Some(relay);
-        let limited = tools.control.limit_downtime(&self.plan.uuid, tools.frozen_max / 2);
-        limited.map_err(|error| self.hypervisor_failed(error))?;
+        self.memory = Some(MemoryWatch::begin(self.plan, tools, self.job.progress)?);
         self.stage = Stage::Memory;
         let plan = self.plan;
         let events = self.events.clone();
-        let guest_speed = self.guest_speed();
+        let guest_speed = guest_speed(tools.throttle);
         let destination = format!("qemu+unix:///system?socket={}", self.hypervisor.display());
         self.scope.spawn(move || {
             let moved = tools.hypervisor.migrate(
@@ -408,14 +369,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 attempt_count: self.attempt_count,
                 frozen_max_ms: self.tools.frozen_max.as_millis(),
             })),
-            _ => Err(self.hypervisor_failed(error)),
-        }
-    }
-
-    fn hypervisor_failed(&self, source: holdfast_host::Error) -> Error {
-        Error::Hypervisor {
-            machine: self.plan.machine.clone(),
-            source: Box::new(source),
+            _ => Err(Error::of_hypervisor(&self.plan.machine, error)),
         }
     }
 
@@ -436,9 +390,9 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             (true, Ok(FarState::Running | FarState::Paused)) => {
                 let uuid = self.plan.uuid.clone();
                 self.tools.far.ask(&FarRequest::PowerOff { uuid })?;
-                Err(self.hypervisor_failed(error))
+                Err(Error::of_hypervisor(&self.plan.machine, error))
             }
-            (true, _) => Err(self.hypervisor_failed(error)),
+            (true, _) => Err(Error::of_hypervisor(&self.plan.machine, error)),
             (false, _) => Err(Error::Unresolved {
                 machine: self.plan.machine.clone(),
                 host: self.tools.far.host().to_owned(),

@@ -1,6 +1,6 @@
 //! What a migration would do, and everything that prevents it, before the first byte is sent.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::{DiskChange, DiskPlace, HostNeeds, Identity, Medium, Rewrite, rewrite};
@@ -8,8 +8,10 @@ use holdfast_host::qemu::disks;
 use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
 use holdfast_host::{Description, DiskKind, DiskSource, KeptStates, Machine, MachineDisk, MachineState};
 
+use holdfast_live_copy::Seed;
+
 use crate::error::{Error, Result};
-use crate::far::{CheckRequest, CheckedDisk, FarAnswer, FarHost, FarRequest, MovingHypervisor};
+use crate::far::{CheckRequest, CheckedDisk, FarAnswer, FarHost, FarRequest, FormerDisk, MovingHypervisor};
 
 /// Whether a machine may move although its memory may arrive incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub struct PlanRequest<'a> {
     pub far: &'a FarHost,
     /// The folder of the disks there; none for the default of its hypervisor.
     pub folder: Option<&'a Path>,
+    /// Images there with similar content, by the targets of the disks in the machine.
+    pub seeds: BTreeMap<String, PathBuf>,
     /// Whether it may move under a QEMU that may lose memory.
     pub incomplete_memory: IncompleteMemory,
 }
@@ -43,6 +47,8 @@ pub struct PlannedDisk {
     pub path: PathBuf,
     /// Its size.
     pub size_bytes: u64,
+    /// What has a similar content there; only the differences are sent.
+    pub seed: Option<Seed>,
 }
 
 /// What a migration does.
@@ -60,12 +66,14 @@ pub struct MigrationPlan {
     pub kept_configuration: String,
     /// Whether it starts with its host.
     pub starts_with_host: bool,
+    /// Files and devices there that are the disks of its former definition.
+    pub former_files: Vec<PathBuf>,
     /// The socket of the hypervisor there.
     pub far_socket: PathBuf,
     /// What prevents the migration.
     pub obstacles: Vec<String>,
     /// What a user should know.
-    pub warnings: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl MigrationPlan {
@@ -109,7 +117,18 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         return Ok(empty_plan(&description, obstacles));
     };
     let moving = moving_disks(&description, &mut obstacles);
-    let planned = planned_disks(request.machine, &moving, &folder, &mut obstacles)?;
+    let former = request.far.former_disks(&summary.uuid)?;
+    let places = DiskPlaces {
+        folder: &folder,
+        former: &former,
+        seeds: &request.seeds,
+    };
+    let planned = planned_disks(request.machine, &moving, &places, &mut obstacles)?;
+    let unknown = request
+        .seeds
+        .keys()
+        .filter(|seed| !planned.iter().any(|disk| disk.target == **seed));
+    obstacles.extend(unknown.map(|target| format!("it has no disk {target} that moves, which --seed names")));
     let moved = |text: &str| moved_configuration(text, &planned, &summary.name);
     let configuration = moved(&request.hypervisor.migratable_configuration(&summary.uuid)?)?;
     let kept_configuration = moved(&request.hypervisor.kept_configuration(&summary.uuid)?)?;
@@ -133,7 +152,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
     };
     let FarAnswer::Checked {
         obstacles: there,
-        warnings,
+        notes,
     } = request.far.ask(&FarRequest::Check(check))?
     else {
         return Err(request.far.other_version());
@@ -146,9 +165,10 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         configuration,
         kept_configuration,
         starts_with_host: request.hypervisor.autostart(&summary.uuid)?,
+        former_files: former.into_iter().map(|disk| disk.path).collect(),
         far_socket: socket.unwrap_or_default(),
         obstacles,
-        warnings,
+        notes,
     })
 }
 
@@ -182,9 +202,10 @@ fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPla
         configuration: String::new(),
         kept_configuration: String::new(),
         starts_with_host: false,
+        former_files: Vec::new(),
         far_socket: PathBuf::new(),
         obstacles,
-        warnings: Vec::new(),
+        notes: Vec::new(),
     }
 }
 
@@ -209,10 +230,47 @@ fn moving_disks(description: &Description, obstacles: &mut Vec<String>) -> Vec<M
     moving
 }
 
+/// Where the disks go, and what is there.
+struct DiskPlaces<'a> {
+    folder: &'a Path,
+    former: &'a [FormerDisk],
+    seeds: &'a BTreeMap<String, PathBuf>,
+}
+
+impl DiskPlaces<'_> {
+    /// `web1.raw`; if another disk has that name, `web1-vdb.raw`; if former disks have these names, `web1-2.raw` and so on.
+    fn free_path(&self, stem: &str, target: &str, planned: &[PlannedDisk]) -> PathBuf {
+        let file = |name: String| self.folder.join(name);
+        let numbered = (2..).map(|number| file(format!("{stem}-{number}.raw")));
+        let named = [file(format!("{stem}.raw")), file(format!("{stem}-{target}.raw"))];
+        let is_planned = |path: &Path| planned.iter().any(|disk| disk.path == path);
+        let is_former = |path: &Path| self.former.iter().any(|disk| disk.path == path);
+        let second = if is_planned(&named[0]) { 2 } else { 1 };
+        let mut paths = named.into_iter().take(second).chain(numbered);
+        let free = paths.find(|path| !is_planned(path) && !is_former(path));
+        free.expect("there are fewer disks than numbers")
+    }
+
+    /// The seed that the user names for a disk, or the disk that the machine had there before.
+    fn seed(&self, target: &str) -> Option<Seed> {
+        if let Some(path) = self.seeds.get(target) {
+            return Some(Seed {
+                path: path.clone(),
+                format: None,
+            });
+        }
+        let former = self.former.iter().find(|disk| disk.disk == target)?;
+        Some(Seed {
+            path: former.path.clone(),
+            format: former.format.clone(),
+        })
+    }
+}
+
 fn planned_disks(
     machine: &dyn Machine,
     moving: &[MachineDisk],
-    folder: &Path,
+    places: &DiskPlaces<'_>,
     obstacles: &mut Vec<String>,
 ) -> Result<Vec<PlannedDisk>> {
     let monitor_failed = |source| {
@@ -222,8 +280,7 @@ fn planned_disks(
         })
     };
     let present = disks(machine.monitor()).map_err(monitor_failed)?;
-    let mut names = BTreeSet::new();
-    let mut planned = Vec::new();
+    let mut planned: Vec<PlannedDisk> = Vec::new();
     for disk in moving {
         let alias = disk.alias.as_deref();
         let found = alias.and_then(|alias| present.iter().find(|device| device.is_called(alias)));
@@ -231,28 +288,23 @@ fn planned_disks(
             obstacles.push(format!("its QEMU has no device for disk {}", disk.target));
             continue;
         };
-        let mut name = name_of(machine.name(), disk);
-        if !names.insert(name.clone()) {
-            name = format!("{}-{}.raw", name.trim_end_matches(".raw"), disk.target);
-            names.insert(name.clone());
-        }
         planned.push(PlannedDisk {
             target: disk.target.clone(),
-            path: folder.join(name),
+            path: places.free_path(&stem_of(machine.name(), disk), &disk.target, &planned),
             size_bytes: device.size_bytes,
+            seed: places.seed(&disk.target),
         });
     }
     Ok(planned)
 }
 
-/// `web1.raw` for `web1.qcow2`; for a volume, `MACHINE-TARGET.raw`.
-fn name_of(machine: &str, disk: &MachineDisk) -> String {
+/// `web1` for `web1.qcow2`; for a volume, `MACHINE-TARGET`.
+fn stem_of(machine: &str, disk: &MachineDisk) -> String {
     let stem = match &disk.source {
         DiskSource::File(path) => path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned),
         _ => None,
     };
-    let stem = stem.unwrap_or_else(|| format!("{}-{}", machine.replace('/', "-"), disk.target));
-    format!("{stem}.raw")
+    stem.unwrap_or_else(|| format!("{}-{}", machine.replace('/', "-"), disk.target))
 }
 
 /// Bytes that the image takes here; the size of the disk, if that is not known.
@@ -298,4 +350,74 @@ fn incomplete_memory(request: &PlanRequest<'_>) -> Result<Option<String>> {
         )),
         _ => None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::{Path, PathBuf};
+
+    use super::{DiskPlaces, PlannedDisk};
+    use crate::far::FormerDisk;
+
+    fn former(disk: &str, path: &str) -> FormerDisk {
+        FormerDisk {
+            disk: disk.to_owned(),
+            path: path.into(),
+            format: Some("qcow2".to_owned()),
+        }
+    }
+
+    fn planned(target: &str, path: PathBuf) -> PlannedDisk {
+        PlannedDisk {
+            target: target.to_owned(),
+            path,
+            size_bytes: 1,
+            seed: None,
+        }
+    }
+
+    #[test]
+    fn no_disk_gets_the_path_of_another_one() {
+        let former = [former("vda", "/srv/web1.raw"), former("vdb", "/srv/web1-3.raw")];
+        let none = BTreeMap::new();
+        let places = |former| DiskPlaces {
+            folder: Path::new("/srv"),
+            former,
+            seeds: &none,
+        };
+        let names = |former, stems: &[&str]| {
+            let mut disks = Vec::new();
+            for (stem, target) in stems.iter().zip(["vda", "vdb", "vdc"]) {
+                let path = places(former).free_path(stem, target, &disks);
+                disks.push(planned(target, path));
+            }
+            let names = disks
+                .iter()
+                .map(|disk| disk.path.file_name().unwrap().to_str().unwrap().to_owned());
+            names.collect::<Vec<_>>()
+        };
+        assert_eq!(names(&[], &["web1", "data"]), ["web1.raw", "data.raw"]);
+        assert_eq!(
+            names(&[], &["disk", "disk", "disk"]),
+            ["disk.raw", "disk-vdb.raw", "disk-vdc.raw"]
+        );
+        assert_eq!(names(&former, &["web1", "web1"]), ["web1-2.raw", "web1-4.raw"]);
+        assert_eq!(names(&former, &["web1", "web1-2"]), ["web1-2.raw", "web1-2-vdb.raw"]);
+    }
+
+    #[test]
+    fn a_seed_of_the_user_comes_before_the_former_disk() {
+        let former = [former("vda", "/srv/web1.qcow2"), former("vdb", "/srv/data.qcow2")];
+        let seeds = BTreeMap::from([("vdb".to_owned(), PathBuf::from("/backup/data.raw"))]);
+        let places = DiskPlaces {
+            folder: Path::new("/srv"),
+            former: &former,
+            seeds: &seeds,
+        };
+        let seed = |target| places.seed(target).map(|seed| (seed.path, seed.format));
+        assert_eq!(seed("vda"), Some(("/srv/web1.qcow2".into(), Some("qcow2".to_owned()))));
+        assert_eq!(seed("vdb"), Some(("/backup/data.raw".into(), None)));
+        assert_eq!(seed("vdc"), None);
+    }
 }

@@ -11,7 +11,7 @@ use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{MoveEvent, MoveOutcome, StoppedByHypervisor};
 use crate::error::Result;
 use crate::far::FarRequest;
-use crate::migration_tools::MigrationTools;
+use crate::migration_tools::{FormerDisks, MigrationTools};
 use crate::mover::{MoveSetup, Mover};
 use crate::plan::MigrationPlan;
 use crate::report::MigrationReport;
@@ -77,6 +77,10 @@ fn complete(plan: &MigrationPlan, tools: &MigrationTools<'_>) {
     let completed = tools.far.ask(&FarRequest::Complete {
         uuid: plan.uuid.clone(),
         starts_with_host: plan.starts_with_host,
+        obsolete_files: match tools.former_disks {
+            FormerDisks::Keep => Vec::new(),
+            FormerDisks::Delete => plan.former_files.clone(),
+        },
     });
     if let Err(error) = completed {
         tools.observer.left(&error_text(&error));

@@ -5,14 +5,15 @@
 
 use std::ops::Range;
 
-use crate::{Error, Result};
+use crate::{Error, PriorContent, Result};
 
-/// Size of a unit unless tests choose another, in bytes.
-pub const UNIT_BYTES_DEFAULT: u32 = 1 << 20;
 /// Smallest size of a unit, in bytes.
 const UNIT_BYTES_MIN: u32 = 4 << 10;
 /// Largest size of a unit, in bytes: a unit must fit into one frame.
 const UNIT_BYTES_MAX: u32 = 1 << 20;
+/// Smallest size of a unit of a copy with a seed, in bytes, and largest number of such units.
+const SEEDED_UNIT_BYTES_MIN: u32 = 64 << 10;
+const SEEDED_UNIT_COUNT_MAX: u64 = 1 << 20;
 /// Largest number of units: their map fits into one frame with one bit each. 32 TiB with units of 1 MiB.
 const UNIT_COUNT_MAX: u64 = 1 << 25;
 
@@ -36,6 +37,22 @@ impl UnitLayout {
         } else {
             Err(Error::Layout { size_bytes, unit_bytes })
         }
+    }
+
+    /// The layout for a disk that is copied by a sender: units of 1 MiB. With a seed, all units are compared, and one byte that
+    /// differs costs a whole unit, so they are smaller: from 64 KiB on, as long as there are at most 2^20, for the memory of both
+    /// sides.
+    pub fn of_copy(size_bytes: u64, prior: PriorContent) -> Result<Self> {
+        let unit_bytes = match prior {
+            PriorContent::Unrelated => UNIT_BYTES_MAX,
+            PriorContent::Similar => {
+                let wanted = size_bytes.div_ceil(SEEDED_UNIT_COUNT_MAX).next_power_of_two();
+                u32::try_from(wanted).map_or(UNIT_BYTES_MAX, |wanted| {
+                    wanted.clamp(SEEDED_UNIT_BYTES_MIN, UNIT_BYTES_MAX)
+                })
+            }
+        };
+        Self::new(size_bytes, unit_bytes)
     }
 
     /// Size of the disk, in bytes.
@@ -75,6 +92,7 @@ impl UnitLayout {
 #[cfg(test)]
 mod tests {
     use super::UnitLayout;
+    use crate::PriorContent;
 
     #[test]
     fn the_last_unit_may_be_short() {
@@ -84,6 +102,21 @@ mod tests {
         assert_eq!(layout.units_of(&(4095..4097)), 0..2);
         assert_eq!(layout.units_of(&(4096..8192)), 1..2);
         assert!(layout.contains(&(9999..10_000)) && !layout.contains(&(9999..10_001)) && !layout.contains(&(5..5)));
+    }
+
+    #[test]
+    fn units_of_a_copy_with_a_seed_are_small_and_not_too_many() {
+        let unit_bytes = |size_bytes, prior| UnitLayout::of_copy(size_bytes, prior).unwrap().unit_bytes();
+        assert_eq!(unit_bytes(1, PriorContent::Unrelated), 1 << 20);
+        for (size_bytes, expected) in [
+            (1, 64 << 10),
+            (1 << 36, 64 << 10),
+            ((1 << 36) + 1, 128 << 10),
+            (1 << 40, 1 << 20),
+            (1 << 45, 1 << 20),
+        ] {
+            assert_eq!(unit_bytes(size_bytes, PriorContent::Similar), expected, "{size_bytes}");
+        }
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub use convergence::{ConvergenceOptions, Forecast, RoundDecision, RoundMeasurem
 pub use digest::{Digest, UnitState};
 pub use error::{Error, Result};
 pub use journal::{CopyIdentity, JOURNAL_VERSION, JournalEntry, JournalState, SyncEntry};
-pub use layout::{UNIT_BYTES_DEFAULT, UnitLayout};
+pub use layout::UnitLayout;
 pub use receiver::{
     FileIdentity, LinkId, OperationId, PriorContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions,
     ReceiverState,

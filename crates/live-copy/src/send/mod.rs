@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use holdfast_block::error_text;
-use holdfast_engine::{Interrupted, Job};
+use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_transfer::{
     ErrorCode, Forecast, HandoverReport, Message, Outcome, RangeContent, Sender, SenderAction, SenderEvent,
     SenderOptions, SenderState,
@@ -26,7 +26,7 @@ use holdfast_transfer::{
 use crate::error::{Error, Result};
 use crate::link::{Link, LinkEvent};
 use crate::phases::PhaseTimes;
-use crate::request::{ReceiveRequest, RefusalKind};
+use crate::request::{ReceiveRequest, RefusalKind, SeedProgress};
 use crate::stream::ByteStream;
 pub use director::CopyDirector;
 pub use request::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, session_of};
@@ -109,6 +109,8 @@ enum Event {
         connection: u64,
         event: LinkEvent,
     },
+    /// The receiver copies a seed.
+    Seeding(SeedProgress),
     Opened(Result<ByteStream>),
     /// The source could not be frozen. The sender gets an event of its own.
     NotFrozen(String),
@@ -122,6 +124,8 @@ struct Connecting {
     since: Option<Duration>,
     attempt_count: u32,
     last_reason: String,
+    /// Bytes of the seed that the receiver has copied in this attempt.
+    seeded_bytes: u64,
 }
 
 /// What the report counts.
@@ -200,6 +204,7 @@ impl Driver<'_> {
                 LinkEvent::Closed => self.lost(),
             },
             Event::Link { .. } => {}
+            Event::Seeding(progress) => self.seeding(progress),
             Event::Opened(Ok(stream)) => self.opened(stream),
             Event::Opened(Err(error)) => self.not_opened(error),
             Event::NotFrozen(reason) => self.request.observer.warning(CopyWarning::NotFrozen { reason }),
@@ -283,6 +288,7 @@ impl Driver<'_> {
             count => RETRY_DELAY_MIN.saturating_mul(1 << count.min(8)).min(RETRY_DELAY_MAX),
         };
         self.connecting.attempt_count += 1;
+        self.connecting.seeded_bytes = 0;
         let connector = Arc::clone(&self.request.connector);
         let receive = ReceiveRequest {
             // What was deleted for the first attempt is not deleted again.
@@ -298,12 +304,26 @@ impl Driver<'_> {
         // It is not waited for at the end: an attempt may take as long as the network lets it.
         let started = std::thread::Builder::new().name("connect".to_owned()).spawn(move || {
             clock.sleep(delay);
-            events.send(Event::Opened(connector.connect(&receive))).ok();
+            let to_seeding = events.clone();
+            let watch = move |progress| {
+                to_seeding.send(Event::Seeding(progress)).ok();
+            };
+            events.send(Event::Opened(connector.connect(&receive, &watch))).ok();
         });
         if let Err(error) = started {
             self.connecting.last_reason = error.to_string();
             self.feed(SenderEvent::Disconnected);
         }
+    }
+
+    fn seeding(&mut self, seeding: SeedProgress) {
+        let progress = self.job.progress;
+        if self.connecting.seeded_bytes == 0 {
+            progress.phase("copying the seed at the target", Unit::Bytes);
+            progress.total(seeding.total_bytes);
+        }
+        progress.advance(seeding.done_bytes.saturating_sub(self.connecting.seeded_bytes));
+        self.connecting.seeded_bytes = seeding.done_bytes;
     }
 
     fn opened(&mut self, stream: ByteStream) {

@@ -9,7 +9,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut as _, MemoryDevice, SeededRandom};
-use holdfast_live_copy::{ComparedSource, Error, ExistingTarget, InterruptedCopy, SourceConsistency, StillSource};
+use holdfast_image::Format;
+use holdfast_live_copy::{
+    ComparedSource, Error, ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind, Seed, SourceConsistency,
+    StillSource,
+};
 use holdfast_transfer::UnitLayout;
 use rig::{Rig, TrackedSource, UNIT_BYTES, WriterFreezer, content_of};
 
@@ -137,6 +141,73 @@ fn a_target_that_exists_is_kept_unless_it_is_to_be_replaced() {
     rig.copy_as(&StillSource::new(&device), rig.local(), request, Duration::ZERO)
         .unwrap();
     assert!(rig.target() == content_of(&device));
+}
+
+/// Three of 24 MiB differ from the seed, in an image of another format, and in the target itself, which is replaced.
+#[test]
+fn only_differences_from_a_seed_are_sent() {
+    let rig = Rig::new();
+    let device = disk(12, 24 * MIB);
+    let seed = rig.seed("seed.qcow2", Format::Qcow2, &device);
+    let mut random = SeededRandom::new(13);
+    for place in [0, 7, 20] {
+        device.write_at(&random.bytes(1 << 20), place * MIB).unwrap();
+    }
+    // Data in the seed, zeroes in the disk.
+    device.write_zeroes(3 * MIB..4 * MIB).unwrap();
+    let mut request = rig.request(&device);
+    request.seed = Some(seed.clone());
+    let copy = |request: &ReceiveRequest| {
+        let source = StillSource::new(&device);
+        rig.copy_as(&source, rig.local(), request.clone(), Duration::ZERO)
+    };
+    let report = copy(&request).unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!((3 * MIB..3 * MIB + 65_536).contains(&report.sent_bytes), "{report:?}");
+    assert_eq!(rig.files(), ["seed.qcow2", "target"]);
+
+    device.write_at(&random.bytes(1 << 20), 9 * MIB).unwrap();
+    request.existing = ExistingTarget::Replace;
+    request.seed = Some(Seed {
+        path: rig.target_path(),
+        format: Some("raw".to_owned()),
+    });
+    let report = copy(&request).unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!((MIB..MIB + 65_536).contains(&report.sent_bytes), "{report:?}");
+
+    request.seed = Some(Seed {
+        path: rig.target_path().with_file_name("absent"),
+        format: None,
+    });
+    let error = copy(&request);
+    assert!(
+        matches!(&error, Err(Error::Refused { kind: RefusalKind::Seed, reason, .. }) if reason.contains("absent")),
+        "{error:?}"
+    );
+    assert_eq!(rig.files(), ["seed.qcow2", "target"]);
+}
+
+/// The copy is interrupted while the seed is compared: what was not compared yet is compared by the next program.
+#[test]
+fn an_interrupted_copy_from_a_seed_goes_on_with_differences() {
+    let rig = Rig::new();
+    let device = disk(14, 180 * MIB);
+    let seed = rig.seed("seed.raw", Format::Raw, &device);
+    let mut random = SeededRandom::new(15);
+    for place in [1, 100, 170] {
+        device.write_at(&random.bytes(1 << 20), place * MIB).unwrap();
+    }
+    let mut request = rig.request(&device);
+    request.seed = Some(seed);
+    let once = rig.breaking(20_000);
+    let error = rig.copy_as(&StillSource::new(&device), once, request.clone(), Duration::ZERO);
+    assert!(matches!(error, Err(Error::GivenUp { .. })), "{error:?}");
+    let report = rig
+        .copy_as(&StillSource::new(&device), rig.local(), request, Duration::ZERO)
+        .unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!(report.sent_bytes < 4 * MIB, "{report:?}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! A target in a folder, sources with a writer, and connections that break.
 
+use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -10,10 +12,11 @@ use holdfast_block::{
     BlockDevice, BlockDeviceMut as _, DirtyBitmap, MemoryDevice, SeededRandom, SystemClock, TrackedDevice,
 };
 use holdfast_engine::{Interrupt, Job, NoProgress};
+use holdfast_image::Format;
 use holdfast_live_copy::{
     ByteStream, Connector, CopyObserver, CopyPurpose, CopyWarning, ExistingTarget, FreezeTrigger, Freezer,
     InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest, ReceiveTools, Result,
-    SourceConsistency, copy_live,
+    Seed, SeedObserver, SourceConsistency, copy_live,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_transfer::{
@@ -61,6 +64,22 @@ impl Rig {
         file.write_all(bytes).unwrap();
     }
 
+    /// An image with the content of a device.
+    pub(super) fn seed(&self, name: &str, format: Format, device: &MemoryDevice) -> Seed {
+        let path = self.folder.path().join(name);
+        let raw = self.folder.path().join("raw");
+        std::fs::write(&raw, content_of(device)).unwrap();
+        if format == Format::Raw {
+            std::fs::rename(&raw, &path).unwrap();
+        } else {
+            let words = [OsStr::new("convert"), OsStr::new("-O"), OsStr::new(format.name())];
+            let mut convert = Command::new("qemu-img");
+            assert!(convert.args(words).arg(&raw).arg(&path).status().unwrap().success());
+            std::fs::remove_file(&raw).unwrap();
+        }
+        Seed { path, format: None }
+    }
+
     /// The names of all files, sorted.
     pub(super) fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.folder.path()).unwrap();
@@ -95,6 +114,7 @@ impl Rig {
             expected_bytes: 0,
             existing: ExistingTarget::Refuse,
             interrupted: InterruptedCopy::Continue,
+            seed: None,
         }
     }
 
@@ -277,8 +297,8 @@ struct Breaking {
 }
 
 impl Connector for Breaking {
-    fn connect(&self, request: &ReceiveRequest) -> Result<ByteStream> {
-        let ByteStream { input, output, closer } = self.inner.connect(request)?;
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
+        let ByteStream { input, output, closer } = self.inner.connect(request, watch)?;
         let left = Arc::new(AtomicU64::new(self.bytes));
         Ok(ByteStream {
             input: Box::new(BreakingReader {

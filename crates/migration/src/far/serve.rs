@@ -9,11 +9,13 @@ use holdfast_block::{Clock, error_text};
 use holdfast_engine::is_memory_socket;
 use holdfast_host::domain_xml::HostNeeds;
 use holdfast_host::{
-    Autostart, HypervisorMut, LiveMigration, Machine, MachineState, ProcessorFit, agent, users_of_file,
+    Autostart, DiskKind, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineState, ProcessorFit,
+    agent, users_of_file,
 };
+use holdfast_image::Format;
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
-use super::{CheckRequest, FarAnswer, FarRequest, FarState, LINE_BYTES_MAX};
+use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, LINE_BYTES_MAX};
 
 /// How long the agent of the guest may take to set the clock.
 const CLOCK_DEADLINE: Duration = Duration::from_secs(3);
@@ -71,6 +73,7 @@ impl FarTools<'_> {
                 socket: self.hypervisor.socket(),
                 image_folder: self.hypervisor.image_folder(),
             }),
+            FarRequest::FormerDisks { uuid } => self.former_disks(&uuid),
             FarRequest::Check(request) => self.check(&request),
             FarRequest::NameDisks { paths } => {
                 for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)))
@@ -84,13 +87,25 @@ impl FarTools<'_> {
                 state: self.state(&uuid)?,
             }),
             FarRequest::AwaitStart { uuid } => self.await_start(&uuid),
-            FarRequest::Complete { uuid, starts_with_host } => {
+            FarRequest::Complete {
+                uuid,
+                starts_with_host,
+                obsolete_files,
+            } => {
                 let autostart = if starts_with_host {
                     Autostart::On
                 } else {
                     Autostart::Off
                 };
-                self.complete(&uuid, autostart)
+                let completed = self.complete(&uuid, autostart);
+                let deleted = obsolete_files.iter().map(|path| self.delete_obsolete(path));
+                let reasons = std::iter::once(completed).chain(deleted).filter_map(Result::err);
+                let reasons: Vec<String> = reasons.collect();
+                if reasons.is_empty() {
+                    Ok(FarAnswer::Done {})
+                } else {
+                    Err(reasons.join("; "))
+                }
             }
             FarRequest::PowerOff { uuid } => {
                 self.hypervisor.power_off(&uuid).map_err(|error| error_text(&error))?;
@@ -100,12 +115,15 @@ impl FarTools<'_> {
     }
 
     fn check(&self, request: &CheckRequest) -> Answered {
-        let (mut obstacles, mut warnings) = (Vec::new(), Vec::new());
+        let (mut obstacles, mut notes) = (Vec::new(), Vec::new());
         let known = self.hypervisor.machines().map_err(|error| error_text(&error))?;
         for machine in &known {
             let is_same = machine.uuid == request.uuid;
             if is_same && machine.state == MachineState::ShutOff {
-                warnings.push(format!("its definition there, {}, is replaced", machine.name));
+                notes.push(format!(
+                    "{} was there before: its definition there is replaced",
+                    machine.name
+                ));
             } else if is_same || machine.name == request.name {
                 obstacles.push(format!(
                     "a machine {} exists there, and is {}",
@@ -126,7 +144,57 @@ impl FarTools<'_> {
         obstacles.extend(missing_files(&needs, request));
         obstacles.extend(request.disks.iter().filter_map(|disk| no_place(&disk.path)));
         obstacles.extend(no_space(request));
-        Ok(FarAnswer::Checked { obstacles, warnings })
+        Ok(FarAnswer::Checked { obstacles, notes })
+    }
+
+    fn former_disks(&self, uuid: &str) -> Answered {
+        let description = self.machine(uuid)?.and_then(|machine| machine.describe().ok());
+        let former = description.filter(|description| description.summary.state == MachineState::ShutOff);
+        let disks = former.into_iter().flat_map(|description| description.disks);
+        let of_it = disks.filter(|disk| disk.kind == DiskKind::Disk && !disk.is_read_only && !disk.is_shared);
+        let former = of_it.filter_map(|disk| {
+            let (DiskSource::File(path) | DiskSource::Device(path)) = disk.source else {
+                return None;
+            };
+            let format = disk.format.as_deref().and_then(Format::from_name);
+            path.exists().then(|| FormerDisk {
+                disk: disk.target,
+                path,
+                format: format.map(|format| format.name().to_owned()),
+            })
+        });
+        Ok(FarAnswer::FormerDisks {
+            disks: former.collect(),
+        })
+    }
+
+    /// Deletes a file that nothing uses any more.
+    fn delete_obsolete(&self, path: &Path) -> Result<(), String> {
+        let kept = |reason: &str| Err(format!("{} is kept: {reason}", path.display()));
+        let found = match path.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            found => found.map_err(|error| format!("{}: {error}", path.display()))?,
+        };
+        if !found.is_file() {
+            return kept("it is not a file");
+        }
+        let users = users_of_file(path);
+        if !users.found.is_empty() || !users.is_complete {
+            return kept("a process may use it");
+        }
+        let known = self.hypervisor.machines().map_err(|error| error_text(&error))?;
+        for summary in known {
+            let Some(machine) = self.machine(&summary.uuid)? else {
+                continue;
+            };
+            let description = machine.describe().map_err(|error| error_text(&error))?;
+            let has_it = |disk: &MachineDisk| matches!(&disk.source, DiskSource::File(file) if file == path);
+            if description.disks.iter().any(has_it) {
+                return kept(&format!("it is a disk of {}", summary.name));
+            }
+        }
+        let deleted = std::fs::remove_file(path);
+        deleted.map_err(|error| format!("{} is kept: {error}", path.display()))
     }
 
     fn machine(&self, uuid: &str) -> Result<Option<Box<dyn Machine>>, String> {
@@ -163,7 +231,7 @@ impl FarTools<'_> {
         Ok(FarAnswer::Done {})
     }
 
-    fn complete(&self, uuid: &str, autostart: Autostart) -> Answered {
+    fn complete(&self, uuid: &str, autostart: Autostart) -> Result<(), String> {
         self.await_start(uuid)?;
         let set = self.hypervisor.set_autostart(uuid, autostart);
         set.map_err(|error| error_text(&error))?;
@@ -175,7 +243,7 @@ impl FarTools<'_> {
             // A guest without an agent that answers sets its clock itself.
             agent::set_clock(&*machine, (self.now_ms)(), CLOCK_DEADLINE).ok();
         }
-        Ok(FarAnswer::Done {})
+        Ok(())
     }
 }
 

@@ -59,6 +59,16 @@ pub enum PriorContent {
     Similar,
 }
 
+impl PriorContent {
+    /// Of a target that is filled from a seed, if there is one.
+    pub fn of_seed<T>(seed: Option<&T>) -> Self {
+        match seed {
+            Some(_) => Self::Similar,
+            None => Self::Unrelated,
+        }
+    }
+}
+
 /// A byte stream of a connection, by a number that the caller never uses again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkId(pub u64);

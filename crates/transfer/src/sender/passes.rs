@@ -12,8 +12,9 @@ use crate::wire::{
     Capabilities, Message, RangeContent, RangeFrame, RoundEnd, UnitComparison, UnitHash, UnitVerdict, window_bytes_of,
 };
 
-/// Limit of units that are compared at the same time.
-const COMPARING_COUNT_MAX: usize = 64;
+/// Limits of what is compared at the same time: units, as receivers permit, and their bytes, which are read into memory.
+const COMPARING_COUNT_MAX: u64 = 256;
+const COMPARING_BYTES_MAX: u64 = 64 << 20;
 /// The comparison and the first pass are synchronized after each of so many parts of the disk.
 const SYNC_PART_COUNT: u64 = 32;
 /// Largest amount of data between synchronizations, in bytes.
@@ -46,7 +47,9 @@ impl Sender {
     }
 
     fn pump_comparison(&mut self) {
-        while self.copy.comparing_count() < COMPARING_COUNT_MAX {
+        let unit_bytes = u64::from(self.options.layout.unit_bytes());
+        let count_max = COMPARING_COUNT_MAX.min(COMPARING_BYTES_MAX / unit_bytes);
+        while (self.copy.comparing_count() as u64) < count_max {
             let Some(unit) = self.copy.to_compare.pop_first() else {
                 return;
             };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
     ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, FirstPassTakes, FreezeTrigger, LinkId, Message, Outcome,
-    Ownership, PriorContent, RangeContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverId, RoundDecision, Sender,
+    Ownership, PriorContent, RangeContent, Receiver, ReceiverAction, ReceiverEvent, RoundDecision, Sender,
     SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck,
     Unconverged, UnitLayout,
 };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_host::{Ssh, SshAddress, StreamTools};
-use holdfast_live_copy::{Connector, LocalConnector, ProgramConnector, ReceiveTools};
+use holdfast_live_copy::{Connector, LocalConnector, ProgramConnector, ReceiveTools, Seed};
 use holdfast_repo::key::SystemRandomness;
 
 use crate::context::Context;
@@ -158,6 +158,22 @@ impl CopyTarget {
             host: None,
             path: found.join(name),
         })
+    }
+
+    /// An image on the host of the target. A relative path is of this host.
+    pub(super) fn seed(&self, path: &Path) -> Result<Seed, Error> {
+        let path = match &self.host {
+            None => Self::here(path)?.path,
+            Some(_) if path.is_absolute() => path.to_owned(),
+            Some(_) => {
+                let reason = format!("{} is not an absolute path of the other host", path.display());
+                return Err(Error::usage(
+                    reason,
+                    "write the whole path: --seed /srv/copies/web1.raw",
+                ));
+            }
+        };
+        Ok(Seed { path, format: None })
     }
 
     /// The connector to receivers there. For another host, the connection of ssh is opened.

@@ -7,7 +7,7 @@ mod report;
 
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use holdfast_host::LineProcess;
 use holdfast_image::{CONTAINER_FILE, Format, OpenOptions};
 use holdfast_live_copy::{
     CommandFreezer, ComparedSource, ConvergenceOptions, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger,
-    InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, ReceiveRequest, SessionId, SourceConsistency,
-    StillSource, ThrottlePolicy, UNIT_BYTES_DEFAULT, Unconverged, UnitLayout, copy_live, session_of,
+    InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, PriorContent, ReceiveRequest, SessionId,
+    SourceConsistency, StillSource, ThrottlePolicy, Unconverged, UnitLayout, copy_live, session_of,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Processes as _, SystemProcesses};
@@ -66,6 +66,9 @@ pub(crate) struct LiveCopyArgs {
     /// Delete an interrupted copy to the same target instead of continuing it
     #[arg(long)]
     restart: bool,
+    /// An image with similar content, on the host of the target: only the differences are sent; may be the target itself
+    #[arg(long, value_name = "PATH")]
+    seed: Option<PathBuf>,
     /// Try for this long to connect again after a connection was lost
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     retry_for: Duration,
@@ -104,6 +107,10 @@ impl Verb for LiveCopyArgs {
         Example {
             wish: "Copy an image to another host; if the connection breaks, it continues",
             line: "holdfast live-copy web1.qcow2 ssh://root@backup/srv/copies/web1.raw",
+        },
+        Example {
+            wish: "Copy it again the next day, and send only what differs",
+            line: "holdfast live-copy web1.qcow2 ssh://root@backup/srv/copies/web1.raw --seed /srv/copies/web1.raw --force",
         },
         Example {
             wish: "Copy a container that is used, as it is now",
@@ -266,7 +273,7 @@ impl LiveCopyArgs {
             path: "/proc/self/exe".into(),
             source,
         })?;
-        let layout = layout_of(&device)?;
+        let layout = layout_of(&device, PriorContent::of_seed(self.seed.as_ref()))?;
         self.copy(
             &ComparedSource::new(&device, layout, &freezer),
             target,
@@ -290,7 +297,7 @@ impl LiveCopyArgs {
                 dry_run: true,
                 source: shown,
                 target: target.to_string(),
-                size_bytes: layout_of(source.device())?.size_bytes(),
+                size_bytes: layout_of(source.device(), PriorContent::of_seed(self.seed.as_ref()))?.size_bytes(),
                 data_bytes: Some(data_bytes(source.device())?),
                 consistency: Some(source.consistency().word()),
             });
@@ -311,7 +318,7 @@ impl LiveCopyArgs {
 
     fn run_copy(&self, prepared: &PreparedCopy<'_>, context: &Context, job: Job<'_>) -> Result<LiveCopyReport, Error> {
         let PreparedCopy { source, target, .. } = *prepared;
-        let layout = layout_of(source.device())?;
+        let layout = layout_of(source.device(), PriorContent::of_seed(self.seed.as_ref()))?;
         let request = LiveCopyRequest {
             source,
             layout,
@@ -330,6 +337,7 @@ impl LiveCopyArgs {
                 } else {
                     InterruptedCopy::Continue
                 },
+                seed: self.seed.as_deref().map(|path| target.seed(path)).transpose()?,
             },
             session: session(prepared.identity, target),
             disk: DiskId([0; 16]),
@@ -370,8 +378,8 @@ struct PreparedCopy<'a> {
     rounds: RoundDisplay,
 }
 
-fn layout_of(device: &dyn BlockDevice) -> Result<UnitLayout, Error> {
-    UnitLayout::new(device.size_bytes(), UNIT_BYTES_DEFAULT).map_err(|_| {
+fn layout_of(device: &dyn BlockDevice, prior: PriorContent) -> Result<UnitLayout, Error> {
+    UnitLayout::of_copy(device.size_bytes(), prior).map_err(|_| {
         Error::refused(
             Kind::Unsupported,
             format!("a disk of {} bytes cannot be copied", device.size_bytes()),

@@ -2,8 +2,9 @@
 
 mod report;
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use holdfast_engine::{Job, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine,
 use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, Ssh, StreamTools};
 use holdfast_live_copy::{CopyWarning, Forecast, ProgramConnector, ThrottlePolicy};
 use holdfast_migration::{
-    CopyEvents, Error as MigrationError, FarHost, IncompleteMemory, MigrationObserver, MigrationPhase, MigrationPlan,
-    MigrationReport, MigrationTools, PlanRequest, migrate, plan,
+    CopyEvents, Error as MigrationError, FarHost, FormerDisks, IncompleteMemory, MigrationObserver, MigrationPhase,
+    MigrationPlan, MigrationReport, MigrationTools, PlanRequest, migrate, plan,
 };
 use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
@@ -59,6 +60,13 @@ pub(crate) struct MigrateArgs {
     /// Slow the guest if it changes its disks or memory faster than they can be copied
     #[arg(long)]
     throttle: bool,
+    /// An image at the other host with content similar to that of a disk: only the differences are sent; may be repeated
+    /// [default: the disks of a definition of the machine there]
+    #[arg(long, value_name = "DISK=PATH")]
+    seed: Vec<OsString>,
+    /// Delete the disks that the machine had there before, when it runs there
+    #[arg(long)]
+    delete_former: bool,
     /// Try for this long to connect again after a connection was lost
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     retry_for: Duration,
@@ -82,6 +90,10 @@ impl Verb for MigrateArgs {
         Example {
             wish: "Migrate it; it may be stopped for 200 ms at most",
             line: "holdfast migrate web1 ssh://root@host2/srv/vm --max-frozen 200ms",
+        },
+        Example {
+            wish: "On host2: bring it back, send only what differs from its old disks, and delete these",
+            line: "holdfast migrate web1 ssh://root@host1/srv/vm --delete-former",
         },
     ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
@@ -107,6 +119,7 @@ impl Verb for MigrateArgs {
             machine: &*watched,
             far: &far,
             folder: target.folder.as_deref(),
+            seeds: parse_seeds(&self.seed)?,
             incomplete_memory: if self.accept_incomplete_memory {
                 IncompleteMemory::Accept
             } else {
@@ -117,12 +130,36 @@ impl Verb for MigrateArgs {
         if self.dry_run {
             return context.report(&MigrationPlanned::new(&plan, &target));
         }
-        for warning in &plan.warnings {
-            context.console().warning(warning);
+        for note in &plan.notes {
+            context.console().note(note);
         }
         let report = self.move_machine(&plan, &connections, &ssh, &far, context)?;
         context.report(&Migrated::new(&plan, &target, &report))
     }
+}
+
+/// Seeds by the targets of their disks.
+fn parse_seeds(words: &[OsString]) -> Result<BTreeMap<String, PathBuf>, Error> {
+    let mut seeds = BTreeMap::new();
+    for word in words {
+        let wrong = |reason: &str| {
+            let reason = format!("{}: {reason}", word.display());
+            Err(Error::usage(
+                reason,
+                "write the disk and its whole path there: --seed vda=/srv/old/web1.qcow2",
+            ))
+        };
+        let Some((disk, path)) = word.to_str().and_then(|text| text.split_once('=')) else {
+            return wrong("it does not name a disk");
+        };
+        if disk.is_empty() || !Path::new(path).is_absolute() {
+            return wrong("it is not a disk with an absolute path of the other host");
+        }
+        if seeds.insert(disk.to_owned(), PathBuf::from(path)).is_some() {
+            return wrong("the disk has two seeds");
+        }
+    }
+    Ok(seeds)
 }
 
 /// Connections to the hypervisor of this host.
@@ -222,6 +259,11 @@ impl MigrateArgs {
                     frozen_max: self.max_frozen,
                     attempt_count_max: ATTEMPT_COUNT_MAX,
                     throttle: self.throttle_policy(),
+                    former_disks: if self.delete_former {
+                        FormerDisks::Delete
+                    } else {
+                        FormerDisks::Keep
+                    },
                     retry_time: self.retry_for,
                     clock: Arc::clone(clock),
                     randomness: &SystemRandomness,
@@ -318,5 +360,29 @@ fn migration_error(error: MigrationError) -> Error {
             Kind::Io,
             "the machine runs here, and the same command continues the copies of its disks",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::path::PathBuf;
+
+    use super::parse_seeds;
+
+    #[test]
+    fn seeds_name_a_disk_and_an_absolute_path() {
+        let parse = |words: &[&str]| parse_seeds(&words.iter().map(OsString::from).collect::<Vec<_>>());
+        let seeds = parse(&["vda=/srv/a=b.raw", "sdb=/dev/vg/old"]).unwrap();
+        let pairs: Vec<(&str, PathBuf)> = seeds.iter().map(|(disk, path)| (&disk[..], path.clone())).collect();
+        assert_eq!(pairs, [("sdb", "/dev/vg/old".into()), ("vda", "/srv/a=b.raw".into())]);
+        for wrong in [
+            &["/srv/a.raw"] as &[&str],
+            &["vda=a.raw"],
+            &["=/srv/a.raw"],
+            &["vda=/a", "vda=/b"],
+        ] {
+            parse(wrong).unwrap_err();
+        }
     }
 }

@@ -134,7 +134,7 @@ pub(super) struct MigrationPlanned {
     destination: String,
     disks: Vec<MovingDiskDocument>,
     obstacles: Vec<String>,
-    warnings: Vec<String>,
+    notes: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -142,6 +142,8 @@ struct MovingDiskDocument {
     disk: String,
     path: String,
     size_bytes: u64,
+    /// An image there with similar content; null if there is none.
+    seed: Option<String>,
 }
 
 impl MigrationPlanned {
@@ -150,6 +152,7 @@ impl MigrationPlanned {
             disk: disk.target.clone(),
             path: disk.path.display().to_string(),
             size_bytes: disk.size_bytes,
+            seed: disk.seed.as_ref().map(|seed| seed.path.display().to_string()),
         });
         Self {
             dry_run: true,
@@ -157,7 +160,7 @@ impl MigrationPlanned {
             destination: target.to_string(),
             disks: disks.collect(),
             obstacles: plan.obstacles.clone(),
-            warnings: plan.warnings.clone(),
+            notes: plan.notes.clone(),
         }
     }
 }
@@ -169,16 +172,26 @@ impl Report for MigrationPlanned {
 
     fn human(&self, page: &mut Page) {
         page.line(&format!("would migrate {} to {}", self.machine, self.destination));
-        let mut table = Table::new([Column::text("DISK"), Column::number("SIZE"), Column::text("PATH")]);
+        let mut table = Table::new([
+            Column::text("DISK"),
+            Column::number("SIZE"),
+            Column::text("PATH"),
+            Column::text("SEED"),
+        ]);
         for disk in &self.disks {
-            table.row([disk.disk.clone(), units::bytes(disk.size_bytes), disk.path.clone()]);
+            table.row([
+                disk.disk.clone(),
+                units::bytes(disk.size_bytes),
+                disk.path.clone(),
+                disk.seed.clone().unwrap_or_else(|| "-".to_owned()),
+            ]);
         }
         page.table(&table);
         for obstacle in &self.obstacles {
             page.line(&format!("it cannot be migrated: {obstacle}"));
         }
-        for warning in &self.warnings {
-            page.line(&format!("warning: {warning}"));
+        for note in &self.notes {
+            page.line(&format!("note: {note}"));
         }
     }
 }
