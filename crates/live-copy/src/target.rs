@@ -86,12 +86,14 @@ impl Target {
             journal.clear()?;
         }
         let mut state = journal.state(request)?;
-        let is_owner = state.as_ref().is_some_and(|state| state.owner.is_some());
-        if state.is_some() && !is_owner && !partial.exists() {
+        let is_owner = |state: &Option<JournalState>| state.as_ref().is_some_and(|state| state.owner.is_some());
+        let has_data = partial.exists() || (is_owner(&state) && found.is_some());
+        if state.is_some() && !has_data {
             // Without the data, the journal means nothing.
             journal.clear()?;
             state = None;
         }
+        let is_owner = is_owner(&state);
         let is_named_early = is_named_early(path);
         if !is_owner && found.is_some() && !is_named_early && request.existing == ExistingTarget::Refuse {
             journal.discard_without(state.as_ref());

@@ -5,11 +5,11 @@ use std::sync::mpsc::Sender as Outbox;
 
 use holdfast_engine::Job;
 use holdfast_live_copy::{
-    ConvergenceOptions, CopyDirector, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger, Freezer, InterruptedCopy,
-    LiveCopyReport, LiveCopyRequest, ReceiveRequest, TrackedSource, Unconverged, copy_live, session_of,
+    ConvergenceOptions, CopyDirector, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger, InterruptedCopy,
+    LiveCopyReport, LiveCopyRequest, LiveSource, ReceiveRequest, copy_live, session_of,
 };
 
-use crate::disks::{DiskObserver, MoveEvent, MoveOutcome, StoppedByHypervisor};
+use crate::disks::{DiskObserver, MoveEvent, MoveOutcome};
 use crate::migration_tools::MigrationTools;
 use crate::move_progress::DiskProgress;
 use crate::plan::MigrationPlan;
@@ -17,8 +17,11 @@ use crate::plan::MigrationPlan;
 /// One of the disks.
 pub(crate) struct DiskRun<'a> {
     pub(crate) disk: usize,
+    pub(crate) source: &'a dyn LiveSource,
+    pub(crate) convergence: ConvergenceOptions,
+    /// Number of attempts to freeze.
+    pub(crate) attempt_count_max: u32,
     pub(crate) outcome: &'a MoveOutcome,
-    pub(crate) freezer: &'a StoppedByHypervisor,
     pub(crate) director: &'a CopyDirector,
 }
 
@@ -30,8 +33,6 @@ pub(crate) fn copy_disk(
     job: Job<'_>,
 ) -> holdfast_live_copy::Result<LiveCopyReport> {
     let planned = &plan.disks[run.disk];
-    let freezer: &dyn Freezer = run.freezer;
-    let source = TrackedSource::open(tools.tracked, run.disk, freezer)?;
     let receive = ReceiveRequest {
         target: planned.path.clone(),
         size_bytes: planned.size_bytes,
@@ -51,23 +52,17 @@ pub(crate) fn copy_disk(
     let path = planned.path.as_os_str().as_encoded_bytes();
     let place = tools.connector.place();
     let request = LiveCopyRequest {
-        source: &source,
+        source: run.source,
         layout,
         connector: Arc::clone(&tools.connector),
         receive,
         session: session_of(&[plan.uuid.as_bytes(), planned.target.as_bytes(), place.as_bytes(), path]),
         disk: DiskId([0; 16]),
-        convergence: ConvergenceOptions {
-            frozen_max: tools.frozen_max,
-            // The rest of the memory, and the start there.
-            other_frozen: tools.frozen_max / 2,
-            throttle: tools.throttle,
-            unconverged: Unconverged::GiveUp,
-        },
+        convergence: run.convergence,
         purpose: CopyPurpose::Handover,
         trigger: FreezeTrigger::OnRequest,
         director: Some(run.director),
-        attempt_count_max: tools.attempt_count_max + 1,
+        attempt_count_max: run.attempt_count_max,
         retry_time: tools.retry_time,
         clock: Arc::clone(&tools.clock),
         randomness: tools.randomness,

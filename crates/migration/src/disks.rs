@@ -1,12 +1,18 @@
 //! The copies of all disks of a machine, directed together: none is handed over before all are sealed.
 
-use std::sync::mpsc::Sender as Outbox;
+use std::sync::mpsc::{Receiver as Inbox, Sender as Outbox};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
+use holdfast_block::Clock;
 use holdfast_live_copy::{
-    CopyDirector, CopyObserver, CopyWarning, Forecast, Freezer, HandoverNote, LiveCopyReport, MachineHandover,
-    Result as CopyResult, SenderState, SourceConsistency,
+    CopyDirector, CopyObserver, CopyWarning, Error as CopyError, Forecast, Freezer, HandoverNote, LiveCopyReport,
+    MachineHandover, Result as CopyResult, SenderState, SourceConsistency,
 };
+
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the receivers may take to end the copies.
+const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the thread that directs a migration waits for.
 pub(crate) enum MoveEvent {
@@ -188,8 +194,19 @@ impl<'a> DiskCopies<'a> {
         self.reports[disk] = Some(report);
     }
 
-    pub(crate) fn are_ended(&self) -> bool {
-        self.reports.iter().all(Option::is_some)
+    /// Waits until the copies have told their receivers how the migration has ended. Returns why one could not.
+    pub(crate) fn wait_for_ends(&mut self, inbox: &Inbox<MoveEvent>, clock: &dyn Clock) -> Option<CopyError> {
+        let until = clock.now() + END_PATIENCE;
+        while self.reports.iter().any(Option::is_none) && clock.now() < until {
+            let Ok(MoveEvent::Ended { disk, result }) = inbox.recv_timeout(LOOK_INTERVAL) else {
+                continue;
+            };
+            match *result {
+                Ok(report) => self.note_end(disk, report),
+                Err(error) => return Some(error),
+            }
+        }
+        None
     }
 
     pub(crate) fn into_reports(self) -> Vec<LiveCopyReport> {

@@ -15,6 +15,8 @@ pub use serve::{FarTools, MovingHypervisor, serve_far};
 
 /// Words after which the program answers: `holdfast receive-machine 1`.
 pub const RECEIVE_MACHINE_COMMAND: [&str; 2] = ["receive-machine", "1"];
+/// The name of the variables of the firmware among the disks of a machine.
+pub(crate) const NVRAM: &str = "nvram";
 /// Limit of a line. A configuration has some ten thousand bytes.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
@@ -40,9 +42,12 @@ pub(crate) enum FarRequest {
     State { uuid: String },
     /// Answer when the machine runs there.
     AwaitStart { uuid: String },
-    /// The machine runs there: do what is left to do, and delete these files.
+    /// Define the machine, which is shut off.
+    Define { uuid: String, configuration: String },
+    /// The machine is there, in this state: do what is left to do, and delete these files.
     Complete {
         uuid: String,
+        state: FarState,
         starts_with_host: bool,
         obsolete_files: Vec<PathBuf>,
     },
@@ -253,7 +258,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_unchanged::<FarRequest>(REQUESTS);
         assert_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [11, 9]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [13, 9]);
     }
 
     #[test]

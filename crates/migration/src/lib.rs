@@ -1,4 +1,4 @@
-//! Machines that move to another host while they run.
+//! Machines that move to another host, also while they run.
 //!
 //! libvirt moves the memory, through a relay of ours that holds the last bytes back: [`MemoryRelay`]. Meanwhile `live-copy`
 //! copies the disks. When libvirt has stopped the machine for the rest of its memory, the rest of the disks is sent, and the
@@ -8,16 +8,18 @@
 //! - `memory_relay`: the relay of the memory
 //! - `memory_watch`, `memory_convergence`: the progress of the memory, and whether it will ever be sent
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
-//! - `plan`: what a migration would do, and what prevents it
+//! - `plan`, `image_file`: what a migration would do, and what prevents it
 //! - `move_progress`: the progress of all disks together, and of the memory
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
 //! - `mover`: what follows on each event; `move_watch`: what its threads wait for
-//! - `run`: the migration of a machine
+//! - `run`: the migration of a machine that runs; `shut_off`: of one that is shut off; `complete`: the end of both
 
+mod complete;
 mod disk_copy;
 mod disks;
 mod error;
 mod far;
+mod image_file;
 mod memory_convergence;
 mod memory_relay;
 mod memory_watch;
@@ -28,12 +30,15 @@ mod mover;
 mod plan;
 mod report;
 mod run;
+mod shut_off;
 
 pub use disks::CopyEvents;
 pub use error::{Error, Result};
 pub use far::{FarHost, FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
+pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
-pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools};
+pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, RunningTools};
 pub use plan::{IncompleteMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
 pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
-pub use run::migrate;
+pub use run::migrate_running;
+pub use shut_off::migrate_shut_off;

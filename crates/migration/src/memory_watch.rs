@@ -8,7 +8,7 @@ use holdfast_live_copy::ThrottlePolicy;
 
 use crate::error::{Error, Result};
 use crate::memory_convergence::{MemoryConvergence, MemoryStatus};
-use crate::migration_tools::MigrationTools;
+use crate::migration_tools::RunningTools;
 use crate::move_progress::MemoryProgress;
 use crate::plan::MigrationPlan;
 
@@ -27,7 +27,7 @@ pub(crate) struct MemoryWatch {
 
 impl MemoryWatch {
     /// Before the memory is sent.
-    pub(crate) fn begin(plan: &MigrationPlan, tools: &MigrationTools<'_>, progress: &dyn Progress) -> Result<Self> {
+    pub(crate) fn begin(plan: &MigrationPlan, tools: &RunningTools<'_>, progress: &dyn Progress) -> Result<Self> {
         let mut watch = Self {
             progress: MemoryProgress::begin(progress),
             convergence: MemoryConvergence::default(),
@@ -43,7 +43,7 @@ impl MemoryWatch {
     pub(crate) fn look(
         &mut self,
         plan: &MigrationPlan,
-        tools: &MigrationTools<'_>,
+        tools: &RunningTools<'_>,
         progress: &dyn Progress,
     ) -> Result<()> {
         let Some(status) = MemoryStatus::query(tools.watched) else {
@@ -52,11 +52,11 @@ impl MemoryWatch {
         self.progress.update(&status, progress);
         if status.slowed_percent > self.slowed_percent {
             self.slowed_percent = status.slowed_percent;
-            tools.observer.guest_slowed(status.slowed_percent);
+            tools.common.observer.guest_slowed(status.slowed_percent);
         }
         let is_hopeless = self
             .convergence
-            .is_hopeless(&status, guest_speed(tools.throttle), tools.clock.now());
+            .is_hopeless(&status, guest_speed(tools.throttle), tools.common.clock.now());
         if !is_hopeless {
             return Ok(());
         }
@@ -73,15 +73,15 @@ impl MemoryWatch {
         })
     }
 
-    fn limit_downtime(&mut self, limit: Duration, plan: &MigrationPlan, tools: &MigrationTools<'_>) -> Result<()> {
+    fn limit_downtime(&mut self, limit: Duration, plan: &MigrationPlan, tools: &RunningTools<'_>) -> Result<()> {
         self.downtime = limit;
-        let limited = tools.control.limit_downtime(&plan.uuid, limit);
+        let limited = tools.common.control.limit_downtime(&plan.uuid, limit);
         limited.map_err(|error| Error::of_hypervisor(&plan.machine, error))
     }
 }
 
 /// The part of the stopped time that the rest of the memory may take.
-fn downtime_max(tools: &MigrationTools<'_>) -> Duration {
+fn downtime_max(tools: &RunningTools<'_>) -> Duration {
     tools.frozen_max / 2
 }
 

@@ -17,30 +17,12 @@ use crate::report::MigrationPhase;
 
 /// What a migration needs.
 pub struct MigrationTools<'a> {
-    /// The hypervisor, with a connection that waits until the machine has moved.
-    pub hypervisor: &'a dyn MovingHypervisor,
-    /// The same with another connection: two calls on one connection wait for each other.
+    /// The hypervisor here.
     pub control: &'a dyn MovingHypervisor,
-    /// The machine, with a third connection.
-    pub watched: &'a dyn Machine,
-    /// The machine whose writes are recorded, with a fourth connection.
-    pub tracked: &'a TrackedMachine<'a>,
     /// The other host.
     pub far: &'a FarHost,
     /// Starts receivers there.
     pub connector: Arc<dyn Connector>,
-    /// Forwards connections to the first socket, here, to the second one, there.
-    pub forward: &'a (dyn Fn(&Path, &Path) -> Result<()> + Sync),
-    /// A private folder for sockets.
-    pub folder: PathBuf,
-    /// The socket for the memory: its path is the same on both hosts.
-    pub memory_socket: PathBuf,
-    /// The machine is resumed here if it is stopped for longer.
-    pub frozen_max: Duration,
-    /// Number of attempts to stop the machine for at most this time.
-    pub attempt_count_max: u32,
-    /// Whether the guest's writes may be limited.
-    pub throttle: ThrottlePolicy,
     /// What happens to the disks that the machine had there before.
     pub former_disks: FormerDisks,
     /// For how long a lost connection is tried again.
@@ -53,6 +35,31 @@ pub struct MigrationTools<'a> {
     pub program: String,
     /// Sees what happens.
     pub observer: &'a dyn MigrationObserver,
+}
+
+/// What the migration of a machine that runs needs.
+pub struct RunningTools<'a> {
+    /// What every migration needs.
+    pub common: MigrationTools<'a>,
+    /// The hypervisor, with a connection that waits until the machine has moved: two calls on one connection wait for each
+    /// other.
+    pub hypervisor: &'a dyn MovingHypervisor,
+    /// The machine, with a third connection.
+    pub watched: &'a dyn Machine,
+    /// The machine whose writes are recorded, with a fourth connection.
+    pub tracked: &'a TrackedMachine<'a>,
+    /// Forwards connections to the first socket, here, to the second one, there.
+    pub forward: &'a (dyn Fn(&Path, &Path) -> Result<()> + Sync),
+    /// A private folder for sockets.
+    pub folder: PathBuf,
+    /// The socket for the memory: its path is the same on both hosts.
+    pub memory_socket: PathBuf,
+    /// The machine is resumed here if it is stopped for longer.
+    pub frozen_max: Duration,
+    /// Number of attempts to stop the machine for at most this time.
+    pub attempt_count_max: u32,
+    /// Whether the guest may be slowed.
+    pub throttle: ThrottlePolicy,
 }
 
 /// What happens to the disks that the machine had at the other host before, when it runs there.

@@ -8,7 +8,7 @@ use holdfast_host::qmp::QmpCommand;
 
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
-use crate::migration_tools::MigrationTools;
+use crate::migration_tools::RunningTools;
 
 /// Interval of asking whether the machine is stopped.
 const WATCH_INTERVAL: Duration = Duration::from_millis(1);
@@ -16,14 +16,14 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(1);
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Waits until the hypervisor has stopped the machine. False if that is not awaited any more.
-pub(crate) fn wait_for_stop(tools: &MigrationTools<'_>, end: &AtomicBool) -> bool {
+pub(crate) fn wait_for_stop(tools: &RunningTools<'_>, end: &AtomicBool) -> bool {
     let status = QmpCommand::new("query-status", serde_json::Value::Null);
     while !end.load(Ordering::Acquire) {
         match tools.watched.monitor().execute(&status) {
             Ok(status) if status["running"] == false => return true,
-            Ok(_) => tools.clock.sleep(WATCH_INTERVAL),
+            Ok(_) => tools.common.clock.sleep(WATCH_INTERVAL),
             // The machine may have ended; the thread that waits for the hypervisor learns of it.
-            Err(_) => tools.clock.sleep(LOOK_INTERVAL),
+            Err(_) => tools.common.clock.sleep(LOOK_INTERVAL),
         }
     }
     false
@@ -32,7 +32,7 @@ pub(crate) fn wait_for_stop(tools: &MigrationTools<'_>, end: &AtomicBool) -> boo
 /// Asks the other host whether its hypervisor has the files of the copies open, until it has, or the migration ends.
 /// `report` gets each answer.
 pub(crate) fn verify(
-    tools: &MigrationTools<'_>,
+    tools: &RunningTools<'_>,
     uuid: &str,
     paths: &[PathBuf],
     end: &AtomicBool,
@@ -43,12 +43,12 @@ pub(crate) fn verify(
             uuid: uuid.to_owned(),
             paths: paths.to_vec(),
         };
-        let verified = tools.far.ask(&request).map(drop);
+        let verified = tools.common.far.ask(&request).map(drop);
         let may_change = matches!(verified, Err(Error::Refused { .. }));
         report(verified);
         if !may_change {
             return;
         }
-        tools.clock.sleep(LOOK_INTERVAL);
+        tools.common.clock.sleep(LOOK_INTERVAL);
     }
 }

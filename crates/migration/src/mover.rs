@@ -17,15 +17,13 @@ use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
 use crate::memory_relay::MemoryRelay;
 use crate::memory_watch::{MemoryWatch, guest_speed};
-use crate::migration_tools::MigrationTools;
+use crate::migration_tools::RunningTools;
 use crate::move_watch::{verify, wait_for_stop};
 use crate::plan::MigrationPlan;
-use crate::report::{MigrationPhase, MigrationReport, MovedDisk, PhaseClock};
+use crate::report::{MigrationPhase, MigrationReport, PhaseClock, moved_disks};
 
 /// Interval of looking for an interrupt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the hypervisor may take to end a migration whose stream is broken.
-const END_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,7 +53,7 @@ enum BreakReason {
 /// What directs a migration, and the copies of its disks.
 pub(crate) struct MoveSetup<'s, 'e, 'a> {
     pub(crate) plan: &'e MigrationPlan,
-    pub(crate) tools: &'e MigrationTools<'a>,
+    pub(crate) tools: &'e RunningTools<'a>,
     pub(crate) job: Job<'e>,
     pub(crate) scope: &'s Scope<'s, 'e>,
     /// The socket here that ssh forwards to the hypervisor there.
@@ -68,7 +66,7 @@ pub(crate) struct MoveSetup<'s, 'e, 'a> {
 
 pub(crate) struct Mover<'s, 'e, 'a> {
     plan: &'e MigrationPlan,
-    tools: &'e MigrationTools<'a>,
+    tools: &'e RunningTools<'a>,
     job: Job<'e>,
     scope: &'s Scope<'s, 'e>,
     hypervisor: &'e Path,
@@ -103,7 +101,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             relay: None,
             memory: None,
             attempt_count: 0,
-            times: PhaseClock::begin(setup.tools.clock.now()),
+            times: PhaseClock::begin(setup.tools.common.clock.now()),
             is_verified: false,
             unverified: None,
             watch_end: Arc::default(),
@@ -115,7 +113,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         match self.direct(inbox) {
             Ok(memory_bytes) => {
                 outcome.set(MachineHandover::Completed);
-                self.wait_for_copies(inbox);
+                let tools = &self.tools.common;
+                if let Some(error) = self.copies.wait_for_ends(inbox, &*tools.clock) {
+                    tools.observer.left(&error_text(&error));
+                }
                 Ok(self.report(memory_bytes))
             }
             Err(error) => {
@@ -128,7 +129,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     /// Directs the migration until the machine runs there. Returns the bytes of its memory.
     fn direct(&mut self, inbox: &Inbox<MoveEvent>) -> Result<u64> {
-        self.tools.observer.phase(MigrationPhase::Disks);
+        self.tools.common.observer.phase(MigrationPhase::Disks);
         self.job.progress.phase("copying the disks", Unit::Bytes);
         self.job
             .progress
@@ -137,7 +138,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             self.begin_memory()?;
         }
         loop {
-            let now = self.tools.clock.now();
+            let now = self.tools.common.clock.now();
             let patience = match self.stage {
                 Stage::Stopped { since } => (since + self.tools.frozen_max).saturating_sub(now).min(LOOK_INTERVAL),
                 _ => LOOK_INTERVAL,
@@ -178,7 +179,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.break_stream(BreakReason::Late);
             }
             MoveEvent::Stopped if self.stage == Stage::Memory => {
-                let now = self.tools.clock.now();
+                let now = self.tools.common.clock.now();
                 self.times.end(MigrationPhase::Memory, now);
                 self.stage = Stage::Stopped { since: now };
                 self.copies.request_freeze();
@@ -196,7 +197,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             // QEMU there may open its disks later.
             MoveEvent::Verified(Err(error @ Error::Refused { .. })) => self.unverified = Some(error),
             MoveEvent::Verified(Err(error)) => return Err(error),
-            MoveEvent::Started => self.times.end(MigrationPhase::Start, self.tools.clock.now()),
+            MoveEvent::Started => self.times.end(MigrationPhase::Start, self.tools.common.clock.now()),
             MoveEvent::MemoryEnded(Ok(())) => return Ok(Some(self.moved())),
             MoveEvent::MemoryEnded(Err(error)) => return self.not_moved(error),
             MoveEvent::Ended { disk, result } => match *result {
@@ -225,13 +226,13 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         match self.stage {
             Stage::Disks if self.copies.are_armed() => self.begin_memory(),
             Stage::HandingOver if self.copies.are_committed() => {
-                self.times.end(MigrationPhase::Seal, self.tools.clock.now());
+                self.times.end(MigrationPhase::Seal, self.tools.common.clock.now());
                 if let Some(relay) = &self.relay {
                     relay.open();
                 }
                 self.stage = Stage::Opened;
                 self.await_start();
-                self.tools.observer.phase(MigrationPhase::Start);
+                self.tools.common.observer.phase(MigrationPhase::Start);
                 self.job.progress.phase("waiting for the hypervisors", Unit::Items);
                 Ok(())
             }
@@ -241,12 +242,12 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     fn begin_memory(&mut self) -> Result<()> {
         let tools = self.tools;
-        self.times.end(MigrationPhase::Disks, tools.clock.now());
-        tools.observer.phase(MigrationPhase::Memory);
+        self.times.end(MigrationPhase::Disks, tools.common.clock.now());
+        tools.common.observer.phase(MigrationPhase::Memory);
         self.attempt_count += 1;
         self.is_verified = self.plan.disks.is_empty();
         let paths: Vec<PathBuf> = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
-        tools.far.ask(&FarRequest::NameDisks { paths: paths.clone() })?;
+        tools.common.far.ask(&FarRequest::NameDisks { paths: paths.clone() })?;
         let relay = MemoryRelay::listen(&tools.memory_socket, self.onward).map_err(|source| Error::Relay {
             path: tools.memory_socket.clone(),
             source,
@@ -294,7 +295,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     fn await_start(&self) {
         let (events, tools, uuid) = (self.events.clone(), self.tools, self.plan.uuid.clone());
         self.scope.spawn(move || {
-            if tools.far.ask(&FarRequest::AwaitStart { uuid }).is_ok() {
+            if tools.common.far.ask(&FarRequest::AwaitStart { uuid }).is_ok() {
                 events.send(MoveEvent::Started).ok();
             }
         });
@@ -313,10 +314,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     fn keep_promise(&mut self) {
         if let Stage::Stopped { since } = self.stage {
-            let stopped = self.tools.clock.now().saturating_sub(since);
+            let stopped = self.tools.common.clock.now().saturating_sub(since);
             if stopped > self.tools.frozen_max {
                 self.break_stream(BreakReason::Late);
-                self.tools.observer.stopped_too_long(stopped);
+                self.tools.common.observer.stopped_too_long(stopped);
             }
         }
     }
@@ -332,7 +333,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     /// The machine runs there.
     fn moved(&mut self) -> u64 {
         self.watch_end.store(true, Ordering::Release);
-        self.times.end(MigrationPhase::End, self.tools.clock.now());
+        self.times.end(MigrationPhase::End, self.tools.common.clock.now());
         self.relay.as_ref().map_or(0, MemoryRelay::sent_bytes)
     }
 
@@ -354,8 +355,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 reason: BreakReason::Late,
             } if self.attempt_count < self.tools.attempt_count_max => {
                 self.stage = Stage::Disks;
-                self.times.since = self.tools.clock.now();
-                self.tools.observer.phase(MigrationPhase::Disks);
+                self.times.since = self.tools.common.clock.now();
+                self.tools.common.observer.phase(MigrationPhase::Disks);
                 let progress = self.job.progress;
                 progress.phase("copying what was written meanwhile", Unit::Bytes);
                 // The copies may have been ready again before the hypervisor was.
@@ -381,21 +382,21 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             .watched
             .describe()
             .is_ok_and(|description| description.summary.state == MachineState::Running);
-        let there = self.tools.far.state(&self.plan.uuid);
+        let there = self.tools.common.far.state(&self.plan.uuid);
         match (runs_here, &there) {
             (false, Ok(FarState::Running)) => {
-                self.tools.observer.left(&error_text(&error));
+                self.tools.common.observer.left(&error_text(&error));
                 Ok(Some(self.moved()))
             }
             (true, Ok(FarState::Running | FarState::Paused)) => {
                 let uuid = self.plan.uuid.clone();
-                self.tools.far.ask(&FarRequest::PowerOff { uuid })?;
+                self.tools.common.far.ask(&FarRequest::PowerOff { uuid })?;
                 Err(Error::of_hypervisor(&self.plan.machine, error))
             }
             (true, _) => Err(Error::of_hypervisor(&self.plan.machine, error)),
             (false, _) => Err(Error::Unresolved {
                 machine: self.plan.machine.clone(),
-                host: self.tools.far.host().to_owned(),
+                host: self.tools.common.far.host().to_owned(),
                 there: there.map_or_else(|error| error_text(&error), |state| state.to_string()),
                 source: Box::new(error),
             }),
@@ -415,25 +416,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             let paths = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
             let path = self.tools.memory_socket.clone();
             for request in [FarRequest::UnnameDisks { paths }, FarRequest::RemoveSocket { path }] {
-                if let Err(error) = self.tools.far.ask(&request) {
-                    self.tools.observer.left(&error_text(&error));
-                }
-            }
-        }
-    }
-
-    /// The machine runs there: the copies only have to tell their receivers.
-    fn wait_for_copies(&mut self, inbox: &Inbox<MoveEvent>) {
-        let until = self.tools.clock.now() + END_PATIENCE;
-        while !self.copies.are_ended() && self.tools.clock.now() < until {
-            let Ok(MoveEvent::Ended { disk, result }) = inbox.recv_timeout(LOOK_INTERVAL) else {
-                continue;
-            };
-            match *result {
-                Ok(report) => self.copies.note_end(disk, report),
-                Err(error) => {
-                    self.tools.observer.left(&error_text(&error));
-                    return;
+                if let Err(error) = self.tools.common.far.ask(&request) {
+                    self.tools.common.observer.left(&error_text(&error));
                 }
             }
         }
@@ -446,15 +430,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             .iter()
             .filter(|time| matches!(time.phase, MigrationPhase::Seal | MigrationPhase::Start));
         let stopped = stopped.map(|time| time.duration).sum();
-        let disks = self.plan.disks.iter().zip(self.copies.into_reports());
         MigrationReport {
-            disks: disks
-                .map(|(disk, copy)| MovedDisk {
-                    target: disk.target.clone(),
-                    path: disk.path.clone(),
-                    copy,
-                })
-                .collect(),
+            disks: moved_disks(self.plan, self.copies.into_reports()),
             memory_bytes,
             phases: self.times.times,
             stopped,

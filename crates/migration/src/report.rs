@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use holdfast_live_copy::LiveCopyReport;
 
+use crate::plan::MigrationPlan;
+
 /// A phase of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MigrationPhase {
@@ -18,6 +20,8 @@ pub enum MigrationPhase {
     Start,
     /// The machine runs there; the hypervisor here ends its process.
     End,
+    /// The hypervisor there defines a machine that is shut off.
+    Define,
 }
 
 impl MigrationPhase {
@@ -29,6 +33,7 @@ impl MigrationPhase {
             Self::Seal => "seal",
             Self::Start => "start",
             Self::End => "end",
+            Self::Define => "define",
         }
     }
 }
@@ -51,6 +56,16 @@ pub struct MovedDisk {
     pub path: PathBuf,
     /// The report of its copy.
     pub copy: LiveCopyReport,
+}
+
+/// The disks of a plan with the reports of their copies, in the same order.
+pub(crate) fn moved_disks(plan: &MigrationPlan, copies: Vec<LiveCopyReport>) -> Vec<MovedDisk> {
+    let moved = plan.disks.iter().zip(copies).map(|(disk, copy)| MovedDisk {
+        target: disk.target.clone(),
+        path: disk.path.clone(),
+        copy,
+    });
+    moved.collect()
 }
 
 /// The result of a migration.

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::{Error, PriorContent, Result};
+use crate::{Error, Result};
 
 /// Smallest size of a unit, in bytes.
 const UNIT_BYTES_MIN: u32 = 4 << 10;
@@ -22,6 +22,25 @@ const UNIT_COUNT_MAX: u64 = 1 << 25;
 pub struct UnitLayout {
     size_bytes: u64,
     unit_bytes: u32,
+}
+
+/// What a target held before a copy began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PriorContent {
+    /// Nothing of the disk.
+    Unrelated,
+    /// An earlier or similar content of the disk: every unit is compared by hash before it is sent.
+    Similar,
+}
+
+impl PriorContent {
+    /// Of a target that is filled from a seed, if there is one.
+    pub fn of_seed<T>(seed: Option<&T>) -> Self {
+        match seed {
+            Some(_) => Self::Similar,
+            None => Self::Unrelated,
+        }
+    }
 }
 
 impl UnitLayout {
@@ -91,8 +110,7 @@ impl UnitLayout {
 
 #[cfg(test)]
 mod tests {
-    use super::UnitLayout;
-    use crate::PriorContent;
+    use super::{PriorContent, UnitLayout};
 
     #[test]
     fn the_last_unit_may_be_short() {

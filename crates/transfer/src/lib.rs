@@ -23,10 +23,9 @@ pub use convergence::{ConvergenceOptions, Forecast, RoundDecision, RoundMeasurem
 pub use digest::{Digest, UnitState};
 pub use error::{Error, Result};
 pub use journal::{CopyIdentity, JOURNAL_VERSION, JournalEntry, JournalState, SyncEntry};
-pub use layout::UnitLayout;
+pub use layout::{PriorContent, UnitLayout};
 pub use receiver::{
-    FileIdentity, LinkId, OperationId, PriorContent, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions,
-    ReceiverState,
+    FileIdentity, LinkId, OperationId, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions, ReceiverState,
 };
 pub use sender::{
     CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, Sender, SenderAction,

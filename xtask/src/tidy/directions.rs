@@ -39,8 +39,11 @@ pub(crate) const LEVELS: &[Level] = &[
     ),
     ("daemon", &["block", "policy", "host", "engine"]),
     ("replicate", &["block", "policy", "host", "engine"]),
-    ("live-copy", &["block", "transfer", "repo", "serve", "host", "engine"]),
-    ("migration", &["block", "repo", "host", "engine", "live-copy"]),
+    (
+        "live-copy",
+        &["block", "image", "transfer", "repo", "serve", "host", "engine"],
+    ),
+    ("migration", &["block", "image", "repo", "host", "engine", "live-copy"]),
     (
         "cli",
         &[

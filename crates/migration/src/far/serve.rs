@@ -15,7 +15,7 @@ use holdfast_host::{
 use holdfast_image::Format;
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
-use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, LINE_BYTES_MAX};
+use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, LINE_BYTES_MAX, NVRAM};
 
 /// How long the agent of the guest may take to set the clock.
 const CLOCK_DEADLINE: Duration = Duration::from_secs(3);
@@ -87,8 +87,10 @@ impl FarTools<'_> {
                 state: self.state(&uuid)?,
             }),
             FarRequest::AwaitStart { uuid } => self.await_start(&uuid),
+            FarRequest::Define { uuid, configuration } => self.define(&uuid, &configuration),
             FarRequest::Complete {
                 uuid,
+                state,
                 starts_with_host,
                 obsolete_files,
             } => {
@@ -97,7 +99,7 @@ impl FarTools<'_> {
                 } else {
                     Autostart::Off
                 };
-                let completed = self.complete(&uuid, autostart);
+                let completed = self.complete(&uuid, state, autostart);
                 let deleted = obsolete_files.iter().map(|path| self.delete_obsolete(path));
                 let reasons = std::iter::once(completed).chain(deleted).filter_map(Result::err);
                 let reasons: Vec<String> = reasons.collect();
@@ -150,9 +152,17 @@ impl FarTools<'_> {
     fn former_disks(&self, uuid: &str) -> Answered {
         let description = self.machine(uuid)?.and_then(|machine| machine.describe().ok());
         let former = description.filter(|description| description.summary.state == MachineState::ShutOff);
-        let disks = former.into_iter().flat_map(|description| description.disks);
+        let Some(former) = former else {
+            return Ok(FarAnswer::FormerDisks { disks: Vec::new() });
+        };
+        let variables = former.nvram.filter(|path| path.exists()).map(|path| FormerDisk {
+            disk: NVRAM.to_owned(),
+            path,
+            format: Some(Format::Raw.name().to_owned()),
+        });
+        let disks = former.disks.into_iter();
         let of_it = disks.filter(|disk| disk.kind == DiskKind::Disk && !disk.is_read_only && !disk.is_shared);
-        let former = of_it.filter_map(|disk| {
+        let disks = of_it.filter_map(|disk| {
             let (DiskSource::File(path) | DiskSource::Device(path)) = disk.source else {
                 return None;
             };
@@ -164,7 +174,7 @@ impl FarTools<'_> {
             })
         });
         Ok(FarAnswer::FormerDisks {
-            disks: former.collect(),
+            disks: disks.chain(variables).collect(),
         })
     }
 
@@ -189,7 +199,7 @@ impl FarTools<'_> {
             };
             let description = machine.describe().map_err(|error| error_text(&error))?;
             let has_it = |disk: &MachineDisk| matches!(&disk.source, DiskSource::File(file) if file == path);
-            if description.disks.iter().any(has_it) {
+            if description.disks.iter().any(has_it) || description.nvram.as_deref() == Some(path) {
                 return kept(&format!("it is a disk of {}", summary.name));
             }
         }
@@ -231,14 +241,27 @@ impl FarTools<'_> {
         Ok(FarAnswer::Done {})
     }
 
-    fn complete(&self, uuid: &str, autostart: Autostart) -> Result<(), String> {
-        self.await_start(uuid)?;
+    fn define(&self, uuid: &str, configuration: &str) -> Answered {
+        match self.state(uuid)? {
+            FarState::Absent | FarState::ShutOff => {}
+            state => return Err(format!("the machine is {state} there")),
+        }
+        let defined = self.hypervisor.define(configuration);
+        defined.map_err(|error| error_text(&error))?;
+        Ok(FarAnswer::Done {})
+    }
+
+    fn complete(&self, uuid: &str, state: FarState, autostart: Autostart) -> Result<(), String> {
+        if state == FarState::Running {
+            self.await_start(uuid)?;
+        }
         let set = self.hypervisor.set_autostart(uuid, autostart);
         set.map_err(|error| error_text(&error))?;
         let machine = self.machine(uuid)?.ok_or("the machine is not there any more")?;
-        let has_agent = machine
-            .describe()
-            .is_ok_and(|description| description.has_agent_channel);
+        let has_agent = state == FarState::Running
+            && machine
+                .describe()
+                .is_ok_and(|description| description.has_agent_channel);
         if has_agent {
             // A guest without an agent that answers sets its clock itself.
             agent::set_clock(&*machine, (self.now_ms)(), CLOCK_DEADLINE).ok();

@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use crate::digest::Digest;
 use crate::journal::{CopyIdentity, JournalState};
+use crate::layout::PriorContent;
 use crate::wire::{
     Capabilities, ErrorCode, Frame, Hello, Message, Ownership, PeerError, RangeContent, ReceiverId, VersionRange,
 };
@@ -48,25 +49,6 @@ pub struct ReceiverOptions {
     pub prior: PriorContent,
     /// Name and version of the program.
     pub program: String,
-}
-
-/// What a target held before a copy began.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PriorContent {
-    /// Nothing of the disk.
-    Unrelated,
-    /// An earlier or similar content of the disk: every unit is compared by hash before it is sent.
-    Similar,
-}
-
-impl PriorContent {
-    /// Of a target that is filled from a seed, if there is one.
-    pub fn of_seed<T>(seed: Option<&T>) -> Self {
-        match seed {
-            Some(_) => Self::Similar,
-            None => Self::Unrelated,
-        }
-    }
 }
 
 /// A byte stream of a connection, by a number that the caller never uses again.

@@ -5,9 +5,10 @@ use std::time::Duration;
 use super::connection::{Copying, SealProgress, SealStep};
 use super::order::Placement;
 use super::task::{SyncWork, Task};
-use super::{HashRequest, PriorContent, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
+use super::{HashRequest, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
 use crate::digest::{Digest, UnitDigests, UnitState};
 use crate::journal::{CopyIdentity, JournalEntry};
+use crate::layout::PriorContent;
 use crate::wire::{
     Accept, Barrier, ErrorCode, HeldUnits, Message, Offer, RangeFrame, Seal, UnitComparison, UnitHash, UnitVerdict,
 };

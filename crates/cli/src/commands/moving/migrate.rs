@@ -1,4 +1,4 @@
-//! `holdfast migrate`: moves a machine to another host while it runs.
+//! `holdfast migrate`: moves a machine to another host, also while it runs.
 
 mod report;
 
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Job, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine, memory_socket};
-use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, Ssh, StreamTools};
+use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, MachineState, Ssh, StreamTools};
 use holdfast_live_copy::{CopyWarning, Forecast, ProgramConnector, ThrottlePolicy};
 use holdfast_migration::{
     CopyEvents, Error as MigrationError, FarHost, FormerDisks, IncompleteMemory, MigrationObserver, MigrationPhase,
-    MigrationPlan, MigrationReport, MigrationTools, PlanRequest, migrate, plan,
+    MigrationPlan, MigrationReport, MigrationTools, PlanRequest, RunningTools, migrate_running, migrate_shut_off, plan,
 };
 use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
@@ -42,7 +42,7 @@ const GUARD_TIME: Duration = Duration::from_secs(30);
 /// Arguments of `migrate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MigrateArgs {
-    /// A machine of libvirt that runs
+    /// A machine of libvirt, which runs or is shut off
     #[arg(value_name = "MACHINE")]
     machine: String,
     /// A host that has libvirt and holdfast; its disks are stored in the folder [default: that of libvirt's pool]
@@ -133,7 +133,11 @@ impl Verb for MigrateArgs {
         for note in &plan.notes {
             context.console().note(note);
         }
-        let report = self.move_machine(&plan, &connections, &ssh, &far, context)?;
+        plan.require_no_obstacles().map_err(migration_error)?;
+        let report = match plan.state {
+            MachineState::Running => self.move_running(&plan, &connections, &ssh, &far, context)?,
+            _ => self.move_shut_off(&plan, &connections, &ssh, &far, context)?,
+        };
         context.report(&Migrated::new(&plan, &target, &report))
     }
 }
@@ -203,7 +207,35 @@ impl MigrateArgs {
         }
     }
 
-    fn move_machine(
+    fn common_tools<'a>(
+        &self,
+        connections: &'a Connections,
+        ssh: &Arc<Ssh>,
+        far: &'a FarHost,
+        observer: &'a ShownMove<'a>,
+        context: &Context,
+    ) -> MigrationTools<'a> {
+        let streams: Arc<dyn StreamTools> = Arc::clone(ssh) as _;
+        let clock = context.clock();
+        let connector = ProgramConnector::new(streams, "holdfast".to_owned(), Arc::clone(clock));
+        MigrationTools {
+            control: &connections.control,
+            far,
+            connector: Arc::new(connector),
+            former_disks: if self.delete_former {
+                FormerDisks::Delete
+            } else {
+                FormerDisks::Keep
+            },
+            retry_time: self.retry_for,
+            clock: Arc::clone(clock),
+            randomness: &SystemRandomness,
+            program: program(),
+            observer,
+        }
+    }
+
+    fn move_shut_off(
         &self,
         plan: &MigrationPlan,
         connections: &Connections,
@@ -211,7 +243,20 @@ impl MigrateArgs {
         far: &FarHost,
         context: &Context,
     ) -> Result<MigrationReport, Error> {
-        plan.require_no_obstacles().map_err(migration_error)?;
+        let observer = ShownMove::new(plan, context);
+        let tools = self.common_tools(connections, ssh, far, &observer, context);
+        let moved = context.work(1, |job| Ok(migrate_shut_off(plan, &tools, job)))?;
+        moved.map_err(migration_error)
+    }
+
+    fn move_running(
+        &self,
+        plan: &MigrationPlan,
+        connections: &Connections,
+        ssh: &Arc<Ssh>,
+        far: &FarHost,
+        context: &Context,
+    ) -> Result<MigrationReport, Error> {
         let run = runs::new_run()?;
         let way = connections.way_to(&plan.machine);
         let journal = runs::journal(context, &way);
@@ -235,43 +280,22 @@ impl MigrateArgs {
             now: &time::now,
         };
         let sockets = RuntimeFolder::make(&context.runtime_folder())?;
-        let streams: Arc<dyn StreamTools> = Arc::clone(ssh) as _;
-        let clock = context.clock();
-        let connector = ProgramConnector::new(streams, "holdfast".to_owned(), Arc::clone(clock));
-        let observer = ShownMove {
-            console: context.console(),
-            targets: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
-        };
+        let observer = ShownMove::new(plan, context);
         let moved = context.work(1, |job: Job<'_>| {
             let tracked = TrackedMachine::begin(request, job)?;
-            let moved = migrate(
-                plan,
-                &MigrationTools {
-                    hypervisor: &connections.moving,
-                    control: &connections.control,
-                    watched: &*watched,
-                    tracked: &tracked,
-                    far,
-                    connector: Arc::new(connector),
-                    forward: &forwarder(ssh, far.host()),
-                    folder: sockets.path().to_owned(),
-                    memory_socket: memory_socket(run),
-                    frozen_max: self.max_frozen,
-                    attempt_count_max: ATTEMPT_COUNT_MAX,
-                    throttle: self.throttle_policy(),
-                    former_disks: if self.delete_former {
-                        FormerDisks::Delete
-                    } else {
-                        FormerDisks::Keep
-                    },
-                    retry_time: self.retry_for,
-                    clock: Arc::clone(clock),
-                    randomness: &SystemRandomness,
-                    program: program(),
-                    observer: &observer,
-                },
-                job,
-            );
+            let tools = RunningTools {
+                common: self.common_tools(connections, ssh, far, &observer, context),
+                hypervisor: &connections.moving,
+                watched: &*watched,
+                tracked: &tracked,
+                forward: &forwarder(ssh, far.host()),
+                folder: sockets.path().to_owned(),
+                memory_socket: memory_socket(run),
+                frozen_max: self.max_frozen,
+                attempt_count_max: ATTEMPT_COUNT_MAX,
+                throttle: self.throttle_policy(),
+            };
+            let moved = migrate_running(plan, &tools, job);
             tracked.end()?;
             Ok(moved)
         })?;
@@ -285,7 +309,14 @@ struct ShownMove<'a> {
     targets: Vec<String>,
 }
 
-impl ShownMove<'_> {
+impl<'a> ShownMove<'a> {
+    fn new(plan: &MigrationPlan, context: &'a Context) -> Self {
+        Self {
+            console: context.console(),
+            targets: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
+        }
+    }
+
     fn target(&self, disk: usize) -> &str {
         self.targets.get(disk).map_or("", String::as_str)
     }
@@ -308,7 +339,9 @@ impl MigrationObserver for ShownMove<'_> {
         self.console.note(match phase {
             MigrationPhase::Disks => "copying the disks",
             MigrationPhase::Memory => "sending the memory; the disks continue",
-            MigrationPhase::Seal | MigrationPhase::Start | MigrationPhase::End => "the disks are complete there",
+            MigrationPhase::Seal | MigrationPhase::Start | MigrationPhase::End | MigrationPhase::Define => {
+                "the disks are complete there"
+            }
         });
     }
 

@@ -1,5 +1,6 @@
 //! The reports of `migrate`.
 
+use holdfast_host::MachineState;
 use holdfast_migration::{MigrationPlan, MigrationReport};
 use serde::Serialize;
 
@@ -13,6 +14,8 @@ pub(super) struct Migrated {
     dry_run: bool,
     machine: String,
     destination: String,
+    /// `running` or `shut-off`.
+    state: &'static str,
     disks: Vec<MovedDiskDocument>,
     memory_bytes: u64,
     attempts: u32,
@@ -61,6 +64,7 @@ impl Migrated {
             dry_run: false,
             machine: plan.machine.clone(),
             destination: target.to_string(),
+            state: state_word(plan),
             disks: disks.collect(),
             memory_bytes: report.memory_bytes,
             attempts: report.attempt_count,
@@ -81,8 +85,14 @@ impl Report for Migrated {
     }
 
     fn human(&self, page: &mut Page) {
+        let runs = self.state == RUNNING;
+        let (there, here) = if runs {
+            ("runs", "is shut off")
+        } else {
+            ("is defined", "is still defined")
+        };
         page.line(&format!(
-            "{} runs at {}; here it is shut off, and its disks are kept",
+            "{} {there} at {}; here it {here}, and its disks are kept",
             self.machine, self.destination
         ));
         let mut table = Table::new([
@@ -113,11 +123,24 @@ impl Report for Migrated {
             table.row([phase.phase.to_owned(), milliseconds(phase.duration_us)]);
         }
         page.table(&table);
-        page.line(&format!(
-            "stopped for {}; {} of memory sent",
-            milliseconds(self.stopped_us),
-            units::bytes(self.memory_bytes)
-        ));
+        if runs {
+            page.line(&format!(
+                "stopped for {}; {} of memory sent",
+                milliseconds(self.stopped_us),
+                units::bytes(self.memory_bytes)
+            ));
+        }
+    }
+}
+
+const RUNNING: &str = "running";
+
+fn state_word(plan: &MigrationPlan) -> &'static str {
+    match plan.state {
+        MachineState::Running => RUNNING,
+        MachineState::Paused => "paused",
+        MachineState::ShutOff => "shut-off",
+        MachineState::Between => "between",
     }
 }
 
@@ -132,6 +155,7 @@ pub(super) struct MigrationPlanned {
     dry_run: bool,
     machine: String,
     destination: String,
+    state: &'static str,
     disks: Vec<MovingDiskDocument>,
     obstacles: Vec<String>,
     notes: Vec<String>,
@@ -158,6 +182,7 @@ impl MigrationPlanned {
             dry_run: true,
             machine: plan.machine.clone(),
             destination: target.to_string(),
+            state: state_word(plan),
             disks: disks.collect(),
             obstacles: plan.obstacles.clone(),
             notes: plan.notes.clone(),
