@@ -71,7 +71,9 @@ pub use model::report::{CheckReport, Problem, ProblemKind, Severity};
 pub use operations::changes::changed_on_disk;
 pub use operations::create::{create, create_bulk, plan_create};
 pub use operations::fill::{FillOptions, FillReport, Storage, TargetContent, fill, fill_above, fill_device};
-pub use operations::image::{CheckedLayer, Image, check, cut_off_files, detect, detect_to_rely_on, open, quick_check};
+pub use operations::image::{
+    CheckedLayer, Image, check, cut_off_files, detect, detect_to_rely_on, open, open_at_rest, quick_check,
+};
 pub use operations::image_mut::{ImageLock, ImageMut, open_mut};
 pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{

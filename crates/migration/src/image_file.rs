@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
+use holdfast_block::BlockDevice as _;
 use holdfast_image::{Format, Image, OpenOptions};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A file or device of this host that holds a disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,11 +16,26 @@ pub struct ImageFile {
     pub format: Option<String>,
 }
 
-/// Opens an image, which is locked against writers as long as it is open: the machine cannot be started meanwhile.
-pub(crate) fn open_image(image: &ImageFile) -> Result<Image> {
-    let options = OpenOptions {
-        format: image.format.as_deref().and_then(Format::from_name),
-        ..OpenOptions::default()
-    };
-    holdfast_image::open(&image.path, &options).map_err(|error| holdfast_engine::Error::from(error).into())
+impl ImageFile {
+    /// Size of the disk, in bytes.
+    pub(crate) fn size_bytes(&self) -> Result<u64> {
+        let image = holdfast_image::open(&self.path, &self.options());
+        image.map(|image| image.size_bytes()).map_err(failed)
+    }
+
+    /// Opens the image of a machine that is shut off. The machine cannot be started before it is dropped.
+    pub(crate) fn open_at_rest(&self) -> Result<Image> {
+        holdfast_image::open_at_rest(&self.path, &self.options()).map_err(failed)
+    }
+
+    fn options(&self) -> OpenOptions {
+        OpenOptions {
+            format: self.format.as_deref().and_then(Format::from_name),
+            ..OpenOptions::default()
+        }
+    }
+}
+
+fn failed(error: holdfast_image::Error) -> Error {
+    holdfast_engine::Error::from(error).into()
 }

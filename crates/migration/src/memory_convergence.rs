@@ -41,6 +41,12 @@ impl MemoryStatus {
         let page_bytes = number("page-size").unwrap_or(4096);
         // Of the last second, in megabits.
         let megabits_per_s = memory["mbps"].as_f64().unwrap_or_default();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a rate for people"
+        )]
+        let sent_bytes_per_s = (megabits_per_s.max(0.0) * 1e6 / 8.0) as u64;
         Some(Self {
             total_bytes: number("total")?,
             remaining_bytes: number("remaining")?,
@@ -48,7 +54,7 @@ impl MemoryStatus {
             changed_bytes_per_s: number("dirty-pages-rate")
                 .unwrap_or_default()
                 .saturating_mul(page_bytes),
-            sent_bytes_per_s: (megabits_per_s.max(0.0) * 1e6 / 8.0) as u64,
+            sent_bytes_per_s,
             slowed_percent: status["cpu-throttle-percentage"].as_u64().unwrap_or_default(),
         })
     }

@@ -15,7 +15,6 @@ use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
-use crate::image_file::open_image;
 use crate::migration_tools::MigrationTools;
 use crate::plan::MigrationPlan;
 use crate::report::{MigrationPhase, MigrationReport, PhaseClock, moved_disks};
@@ -32,7 +31,7 @@ const ATTEMPT_COUNT_MAX: u32 = 1000;
 /// The machine is still here. The copies of the disks can be continued.
 pub fn migrate_shut_off(plan: &MigrationPlan, tools: &MigrationTools<'_>, job: Job<'_>) -> Result<MigrationReport> {
     plan.require_no_obstacles()?;
-    let images = plan.disks.iter().map(|disk| open_image(&disk.image));
+    let images = plan.disks.iter().map(|disk| disk.image.open_at_rest());
     let images: Vec<Image> = images.collect::<Result<_>>()?;
     let sources: Vec<StillSource<'_>> = images.iter().map(|image| StillSource::new(image)).collect();
     let directors: Vec<CopyDirector> = plan.disks.iter().map(|_| CopyDirector::default()).collect();
@@ -129,7 +128,7 @@ impl ShutOffMover<'_> {
         self.job
             .progress
             .total(self.plan.disks.iter().map(|disk| disk.size_bytes).sum());
-        while !(self.step == Step::HandingOver && self.copies.are_committed()) && !self.plan.disks.is_empty() {
+        while !self.are_handed_over() {
             match inbox.recv_timeout(LOOK_INTERVAL) {
                 Ok(event) => self.handle(event)?,
                 Err(RecvTimeoutError::Timeout) => {}
@@ -141,6 +140,10 @@ impl ShutOffMover<'_> {
         }
         self.times.end(MigrationPhase::Disks, self.tools.clock.now());
         Ok(())
+    }
+
+    fn are_handed_over(&self) -> bool {
+        self.plan.disks.is_empty() || (self.step == Step::HandingOver && self.copies.are_committed())
     }
 
     fn handle(&mut self, event: MoveEvent) -> Result<()> {

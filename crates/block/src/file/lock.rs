@@ -40,6 +40,41 @@ pub fn lock_file_shared(file: &File) -> std::io::Result<LockOutcome> {
     lock_as(file, libc::F_RDLCK)
 }
 
+/// Bytes on which QEMU holds shared locks, while it has a permission, or does not share one with others.
+///
+/// Source: QEMU, `block/file-posix.c`.
+const QEMU_HAS: u8 = 100;
+const QEMU_REFUSES: u8 = 200;
+/// Numbers of QEMU's permissions.
+const QEMU_READ: u8 = 0;
+const QEMU_WRITE: u8 = 1;
+const QEMU_RESIZE: u8 = 3;
+
+/// Locks an image or device like a QEMU that reads it and refuses writers: any number of such readers can share it. A QEMU that
+/// has it open for writing, and [`lock_file`], keep this lock away, and are kept away. `file` may be open for reading only.
+pub fn lock_file_at_rest(file: &File) -> std::io::Result<LockOutcome> {
+    let lock = FileLock {
+        file: file.try_clone()?,
+    };
+    for byte in [
+        QEMU_HAS + QEMU_READ,
+        QEMU_REFUSES + QEMU_WRITE,
+        QEMU_REFUSES + QEMU_RESIZE,
+    ] {
+        let taken = fcntl(&lock.file, FcntlArg::F_OFD_SETLK(&one_byte(libc::F_RDLCK, byte)));
+        if let Err(errno) = taken {
+            return refused(errno);
+        }
+    }
+    // As in QEMU, others are looked for after the locks were taken: of two, one finds the other.
+    for byte in [QEMU_HAS + QEMU_WRITE, QEMU_HAS + QEMU_RESIZE, QEMU_REFUSES + QEMU_READ] {
+        if has_conflict(&lock.file, one_byte(libc::F_WRLCK, byte))? {
+            return Ok(LockOutcome::HeldElsewhere);
+        }
+    }
+    Ok(LockOutcome::Locked(lock))
+}
+
 fn lock_as(file: &File, kind: libc::c_int) -> std::io::Result<LockOutcome> {
     let duplicate = file.try_clone()?;
     match set_lock(&duplicate, kind) {
@@ -65,9 +100,13 @@ fn refused(errno: Errno) -> std::io::Result<LockOutcome> {
 /// # Errors
 /// The descriptor cannot be examined.
 pub fn is_locked(file: &File) -> std::io::Result<bool> {
-    let mut conflict = whole_file(libc::F_RDLCK);
-    match fcntl(file, FcntlArg::F_OFD_GETLK(&mut conflict)) {
-        Ok(_) => Ok(libc::c_int::from(conflict.l_type) != libc::F_UNLCK),
+    has_conflict(file, whole_file(libc::F_RDLCK))
+}
+
+/// Whether another open of the file holds a lock that conflicts with this one.
+fn has_conflict(file: &File, mut lock: libc::flock) -> std::io::Result<bool> {
+    match fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)) {
+        Ok(_) => Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK),
         Err(errno) => refused(errno).map(|_| false),
     }
 }
@@ -89,6 +128,14 @@ fn whole_file(kind: libc::c_int) -> libc::flock {
     }
 }
 
+fn one_byte(kind: libc::c_int, byte: u8) -> libc::flock {
+    libc::flock {
+        l_start: libc::off_t::from(byte),
+        l_len: 1,
+        ..whole_file(kind)
+    }
+}
+
 impl Drop for FileLock {
     /// Closing the descriptors is not enough: a process that another thread is starting has copies of them until it
     /// executes its program.
@@ -106,7 +153,7 @@ mod tests {
     use nix::errno::Errno;
     use rustix::fs::{FlockOperation, fcntl_lock};
 
-    use super::{FileLock, LockOutcome, is_locked, lock_file, lock_file_shared, refused};
+    use super::{FileLock, LockOutcome, is_locked, lock_file, lock_file_at_rest, lock_file_shared, refused};
 
     fn open(path: &Path) -> File {
         File::options().read(true).write(true).open(path).unwrap()
@@ -176,6 +223,33 @@ mod tests {
         drop(shared);
         fcntl_lock(&writer, FlockOperation::NonBlockingLockExclusive).unwrap();
         assert!(is_locked(&reader).unwrap(), "a record lock");
+    }
+
+    fn at_rest(file: &File) -> Option<FileLock> {
+        match lock_file_at_rest(file).unwrap() {
+            LockOutcome::Locked(lock) => Some(lock),
+            LockOutcome::HeldElsewhere => None,
+            LockOutcome::Unsupported => panic!("the tests need a file system with locks"),
+        }
+    }
+
+    #[test]
+    fn readers_at_rest_share_a_file_and_keep_writers_away() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (one, two, writer) = (
+            File::open(file.path()).unwrap(),
+            File::open(file.path()).unwrap(),
+            open(file.path()),
+        );
+        let readers = (at_rest(&one).unwrap(), at_rest(&two).unwrap());
+        assert!(lock(&writer).is_none());
+        drop(readers);
+        let held = lock(&writer).unwrap();
+        assert!(at_rest(&one).is_none());
+        drop(held);
+        // A refused attempt has left nothing.
+        drop(lock(&writer).unwrap());
+        at_rest(&one).unwrap();
     }
 
     #[test]

@@ -4,13 +4,13 @@ use std::fs::File;
 use std::io::{ErrorKind, Seek as _, SeekFrom};
 use std::num::NonZero;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use holdfast_block::{
     DirectPath, Error as BlockError, ExtentKind, ExtentList, FileLock, IoMode, LockOutcome, Result as BlockResult,
-    lock_file, lock_file_shared, open_past_leases, sync_folder_of, to_usize,
+    lock_file, lock_file_at_rest, lock_file_shared, open_past_leases, sync_folder_of, to_usize,
 };
 use rustix::fs::{FallocateFlags, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
@@ -24,6 +24,8 @@ pub(crate) enum Access {
     Read,
     /// Reading, with a lock that keeps writers away.
     ReadPinned,
+    /// Reading a disk at rest: no program writes it before, and none (also no QEMU) can until it is closed.
+    ReadAtRest,
     /// Reading and writing, with a lock that keeps other writers (also QEMU) away.
     Write,
     /// The same, and the programs that this process starts hold the lock too, until the last of them has ended.
@@ -38,6 +40,8 @@ pub(crate) struct HostFile {
     file: File,
     /// Of a file that is open for writing.
     _lock: Option<FileLock>,
+    /// Of a block device at rest.
+    _claim: Option<File>,
     /// Writes that bypass the page cache, for a file that is written sequentially once.
     direct: Option<DirectPath>,
     kind: FileKind,
@@ -117,7 +121,12 @@ impl HostFile {
         let lock = match access {
             Access::Read | Access::WriteUnlocked => None,
             Access::ReadPinned => outcome_of(lock_file_shared(&file), path)?,
+            Access::ReadAtRest => outcome_of(lock_file_at_rest(&file), path)?,
             Access::Write | Access::WriteWithChildren => outcome_of(lock_file(&file), path)?,
+        };
+        let claim = match (access, kind) {
+            (Access::ReadAtRest, FileKind::BlockDevice { .. }) => Some(claim_device(&file, path)?),
+            _ => None,
         };
         if access == Access::WriteWithChildren {
             let inherited = rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty());
@@ -126,10 +135,11 @@ impl HostFile {
         Ok(Self {
             file,
             _lock: lock,
+            _claim: claim,
             direct: None,
             kind,
             read_bytes: match access {
-                Access::Read | Access::ReadPinned => metadata.len(),
+                Access::Read | Access::ReadPinned | Access::ReadAtRest => metadata.len(),
                 Access::Write | Access::WriteWithChildren | Access::WriteUnlocked => 0,
             },
         })
@@ -167,15 +177,28 @@ pub(crate) fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
+/// Opens a block device exclusively: it is not mounted, nor a part of another device, and cannot become that.
+fn claim_device(file: &File, path: &Path) -> Result<File> {
+    let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
+    let same = format!("/proc/self/fd/{}", file.as_raw_fd());
+    match rustix::fs::open(same, flags, Mode::empty()) {
+        Ok(claim) => Ok(claim.into()),
+        Err(Errno::BUSY) => Err(Error::Locked {
+            image: path.display().to_string(),
+        }),
+        Err(errno) => Err(Error::io("open", path, errno)),
+    }
+}
+
 impl Access {
     pub(crate) fn is_write(self) -> bool {
-        !matches!(self, Self::Read | Self::ReadPinned)
+        !matches!(self, Self::Read | Self::ReadPinned | Self::ReadAtRest)
     }
 
     fn flags(self) -> OFlags {
         let common = OFlags::CLOEXEC | OFlags::NOCTTY;
         match self {
-            Self::Read | Self::ReadPinned => OFlags::RDONLY | common,
+            Self::Read | Self::ReadPinned | Self::ReadAtRest => OFlags::RDONLY | common,
             Self::Write | Self::WriteWithChildren | Self::WriteUnlocked => OFlags::RDWR | common,
         }
     }

@@ -44,7 +44,20 @@ pub fn detect_to_rely_on(path: &Path) -> Result<Format> {
 
 /// Opens an image with its backing files for reading.
 pub fn open(path: &Path, options: &OpenOptions) -> Result<Image> {
-    let chain = open_chain(path, options, Access::Read)?;
+    open_as(path, options, Access::Read)
+}
+
+/// Opens an image like [`open`], and keeps programs away that would write it, such as the QEMU of its machine, until it is
+/// dropped.
+///
+/// # Errors
+/// [`Error::Locked`] if another program writes it, or if it is a block device that is mounted or a part of another one.
+pub fn open_at_rest(path: &Path, options: &OpenOptions) -> Result<Image> {
+    open_as(path, options, Access::ReadAtRest)
+}
+
+fn open_as(path: &Path, options: &OpenOptions, access: Access) -> Result<Image> {
+    let chain = open_chain(path, options, access)?;
     let infos = chain.files.iter().map(|opened| opened.info.clone()).collect();
     Ok(Image {
         layers: stack(chain.files, None)?,

@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_block::BlockDevice as _;
 use holdfast_host::qemu::disks;
 use holdfast_host::{Description, DiskKind, DiskSource, Machine, MachineDisk, MachineState};
 use holdfast_live_copy::Seed;
 
 use crate::error::{Error, Result};
 use crate::far::{CheckedDisk, FormerDisk, NVRAM};
-use crate::image_file::{ImageFile, open_image};
+use crate::image_file::ImageFile;
 
 /// A disk that moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +43,7 @@ pub(super) fn plan_disks(
     } else {
         planned.extend(planned_variables(description, places));
         for disk in &mut planned {
-            disk.size_bytes = open_image(&disk.image)?.size_bytes();
+            disk.size_bytes = disk.image.size_bytes()?;
         }
     }
     let is_planned = |target: &str| planned.iter().any(|disk| disk.target == target);

@@ -169,12 +169,12 @@ impl LiveCopyArgs {
             format: self.format,
             ..OpenOptions::default()
         };
-        let image = holdfast_image::open(path, &options).map_err(|error| {
+        let image = holdfast_image::open_at_rest(path, &options).map_err(|error| {
             let is_locked = matches!(error, holdfast_image::Error::Locked { .. });
             let error = Error::from(holdfast_engine::Error::from(error));
             if is_locked {
                 let hint =
-                    "shut the program down, or freeze it during the last pass with --freeze-command and --thaw-command";
+                    "unmount it or shut the program down, or freeze it during the last pass with --freeze-command and --thaw-command";
                 return Error::refused(Kind::Locked, holdfast_block::error_text(&error), hint);
             }
             error

@@ -3,7 +3,7 @@
 use std::fs;
 
 use holdfast_block::BlockDeviceMut as _;
-use holdfast_image::{BitmapState, CreateOptions, Error, OpenOptions, create, open, open_mut};
+use holdfast_image::{BitmapState, CreateOptions, Error, OpenOptions, create, open, open_at_rest, open_mut};
 
 use super::MIB;
 use crate::peer::{self, Lab, path_text, qemu_check, qemu_io};
@@ -79,6 +79,27 @@ fn image_in_use_by_qemu_is_locked() {
     ));
     drop(running);
     open_mut(&image, &OpenOptions::default()).unwrap();
+}
+
+#[test]
+fn an_image_at_rest_is_shared_with_readers_of_qemu_only() {
+    let lab = Lab::new();
+    let image = lab.path("image.qcow2");
+    create(&image, &CreateOptions::qcow2(MIB)).unwrap();
+    let still = || open_at_rest(&image, &OpenOptions::default());
+    let held = (still().unwrap(), still().unwrap());
+    lab.qemu_img("convert -O raw image.qcow2 copy.raw");
+    assert!(peer::qemu_img_fails(&["snapshot", "-c", "x", path_text(&image)]).contains("lock"));
+    let own = open_mut(&image, &OpenOptions::default());
+    assert!(matches!(own, Err(Error::Locked { .. })));
+    drop(held);
+    let running = peer::QemuIo::hold(&image);
+    assert!(matches!(still(), Err(Error::Locked { .. })));
+    drop(running);
+    let written = open_mut(&image, &OpenOptions::default()).unwrap();
+    assert!(matches!(still(), Err(Error::Locked { .. })));
+    drop(written);
+    still().unwrap();
 }
 
 /// A server that has an image open for writing also opens it to check or describe it.
