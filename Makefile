@@ -10,7 +10,7 @@ help: ## Show this list
 setup: ## Install what building and testing need, where it is missing
 	@scripts/setup
 
-demo: setup ## Back up a running machine, kill it, let it go on; then a disk: damage it, bring it back
+demo: setup ## Back up a running machine, kill it, let it go on; a disk: damage it, bring it back; move a machine
 	@scripts/demo
 
 test: setup ## Everything that must hold before a change is merged

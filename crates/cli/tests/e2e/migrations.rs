@@ -1,5 +1,6 @@
 //! `migrate`: a machine moves between two hosts, each a libvirtd and an sshd in a mount namespace of their own.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use std::time::Duration;
@@ -143,6 +144,11 @@ impl TwoHosts {
     }
 }
 
+fn write_file(path: &Path, bytes: &[u8]) {
+    let mut file = std::fs::File::create(path).unwrap();
+    file.write_all(bytes).unwrap();
+}
+
 /// Reports of `migrate`.
 pub(crate) fn reports() -> Vec<Value> {
     let Some(hosts) = TwoHosts::new() else {
@@ -243,7 +249,7 @@ fn a_guest_whose_memory_changes_too_fast_stays_unless_it_may_be_slowed() {
     let Some(hosts) = TwoHosts::new() else { return };
     hosts.here.virsh(&["destroy", "web1"]);
     let raw = hosts.rig.path("boot.raw");
-    std::fs::write(&raw, memory_writer()).unwrap();
+    write_file(&raw, &memory_writer());
     let (raw, image) = (raw.to_str().unwrap(), hosts.image.to_str().unwrap());
     run("qemu-img", &["convert", "-f", "raw", "-O", "qcow2", raw, image]);
     let configuration = hosts.here.virsh(&["dumpxml", "--inactive", "web1"]);
@@ -330,7 +336,7 @@ fn a_machine_that_is_shut_off_moves_with_its_files_and_comes_back() {
         std::fs::create_dir_all(&folder).unwrap();
         Path::new(&folder).join(name)
     };
-    std::fs::write(variables(&hosts.here, "web1_VARS.fd"), noise(128 << 10, 1)).unwrap();
+    write_file(&variables(&hosts.here, "web1_VARS.fd"), &noise(128 << 10, 1));
     let configuration = hosts.here.virsh(&["dumpxml", "--inactive", "web1"]);
     let firmware = "<loader type='pflash' readonly='yes'>/usr/share/OVMF/OVMF_CODE_4M.fd</loader>\
                     <nvram>/var/lib/libvirt/qemu/nvram/web1_VARS.fd</nvram><kernel>";
@@ -358,7 +364,7 @@ fn a_machine_that_is_shut_off_moves_with_its_files_and_comes_back() {
     // It has run there.
     let write = ["-f", "raw", "-c", "write -P 91 20M 64k", moved.to_str().unwrap()];
     run("qemu-io", &write);
-    std::fs::write(variables(&hosts.there, "web1_VARS.fd"), noise(128 << 10, 2)).unwrap();
+    write_file(&variables(&hosts.there, "web1_VARS.fd"), &noise(128 << 10, 2));
     let hosts = hosts.turned();
     let report = hosts.moved(&["--delete-former"]);
     let sent_bytes = report["disks"][0]["sent_bytes"].as_u64().unwrap();

@@ -1,9 +1,7 @@
 //! A target in a folder, sources with a writer, and connections that break.
 
-use std::ffi::OsStr;
 use std::io::{Read, Write};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -12,7 +10,7 @@ use holdfast_block::{
     BlockDevice, BlockDeviceMut as _, DirtyBitmap, MemoryDevice, SeededRandom, SystemClock, TrackedDevice,
 };
 use holdfast_engine::{Interrupt, Job, NoProgress};
-use holdfast_image::Format;
+use holdfast_image::{CreateOptions, Format, OpenOptions, create, open_mut};
 use holdfast_live_copy::{
     ByteStream, Connector, CopyObserver, CopyPurpose, CopyWarning, ExistingTarget, FreezeTrigger, Freezer,
     InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest, ReceiveTools, Result,
@@ -67,16 +65,11 @@ impl Rig {
     /// An image with the content of a device.
     pub(super) fn seed(&self, name: &str, format: Format, device: &MemoryDevice) -> Seed {
         let path = self.folder.path().join(name);
-        let raw = self.folder.path().join("raw");
-        std::fs::write(&raw, content_of(device)).unwrap();
-        if format == Format::Raw {
-            std::fs::rename(&raw, &path).unwrap();
-        } else {
-            let words = [OsStr::new("convert"), OsStr::new("-O"), OsStr::new(format.name())];
-            let mut convert = Command::new("qemu-img");
-            assert!(convert.args(words).arg(&raw).arg(&path).status().unwrap().success());
-            std::fs::remove_file(&raw).unwrap();
-        }
+        let options = CreateOptions::new(format, device.size_bytes());
+        create(&path, &options).unwrap();
+        let image = open_mut(&path, &OpenOptions::default()).unwrap();
+        image.write_at(&content_of(device), 0).unwrap();
+        image.flush().unwrap();
         Seed { path, format: None }
     }
 

@@ -54,12 +54,6 @@ pub(crate) struct MigrateArgs {
     /// The hypervisor's address there, as that host reaches it
     #[arg(long, value_name = "URI", default_value = "qemu:///system")]
     connect_there: String,
-    /// Resume the machine here if it is stopped for longer, and try again later
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_time)]
-    max_frozen: Duration,
-    /// Slow the guest if it changes its disks or memory faster than they can be copied
-    #[arg(long)]
-    throttle: bool,
     /// An image at the other host with content similar to that of a disk: only the differences are sent; may be repeated
     /// [default: the disks of a definition of the machine there]
     #[arg(long, value_name = "DISK=PATH")]
@@ -73,12 +67,26 @@ pub(crate) struct MigrateArgs {
     /// An option for ssh, as in its -o: Compression=yes; may be repeated
     #[arg(long, value_name = "OPTION")]
     ssh_option: Vec<String>,
-    /// Migrate an emulated machine although its QEMU is older than 9.0, and may lose what it writes to memory meanwhile
-    #[arg(long)]
-    accept_incomplete_memory: bool,
     /// Show what would be migrated, and what prevents it; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    #[command(flatten)]
+    running: RunningArgs,
+}
+
+/// Options for a machine that runs.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Options for a machine that runs")]
+struct RunningArgs {
+    /// Resume the machine here if it is stopped for longer, and try again later
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_time)]
+    max_frozen: Duration,
+    /// Slow the guest if it changes its disks or memory faster than they can be copied
+    #[arg(long)]
+    throttle: bool,
+    /// Migrate an emulated machine although its QEMU is older than 9.0, and may lose what it writes to memory meanwhile
+    #[arg(long)]
+    accept_incomplete_memory: bool,
 }
 
 impl Verb for MigrateArgs {
@@ -120,7 +128,7 @@ impl Verb for MigrateArgs {
             far: &far,
             folder: target.folder.as_deref(),
             seeds: parse_seeds(&self.seed)?,
-            incomplete_memory: if self.accept_incomplete_memory {
+            incomplete_memory: if self.running.accept_incomplete_memory {
                 IncompleteMemory::Accept
             } else {
                 IncompleteMemory::Refuse
@@ -200,7 +208,7 @@ fn forwarder<'a>(ssh: &'a Ssh, host: &'a str) -> impl Fn(&Path, &Path) -> Result
 
 impl MigrateArgs {
     fn throttle_policy(&self) -> ThrottlePolicy {
-        if self.throttle {
+        if self.running.throttle {
             ThrottlePolicy::IfNeeded
         } else {
             ThrottlePolicy::Never
@@ -275,7 +283,7 @@ impl MigrateArgs {
             patience: Duration::ZERO,
             watchdog: Some(watchdog),
             quiesce: Quiesce::Off,
-            pause_max: self.max_frozen * 2 + GUARD_TIME,
+            pause_max: self.running.max_frozen * 2 + GUARD_TIME,
             processes: &SystemProcesses,
             now: &time::now,
         };
@@ -291,7 +299,7 @@ impl MigrateArgs {
                 forward: &forwarder(ssh, far.host()),
                 folder: sockets.path().to_owned(),
                 memory_socket: memory_socket(run),
-                frozen_max: self.max_frozen,
+                frozen_max: self.running.max_frozen,
                 attempt_count_max: ATTEMPT_COUNT_MAX,
                 throttle: self.throttle_policy(),
             };
