@@ -113,6 +113,12 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A seed does not fit beside what is at the target.
+    #[error("the seed {} cannot be copied to the target: no space is left there", .path.display())]
+    SeedNoSpace {
+        /// The seed.
+        path: PathBuf,
+    },
     /// A target outside the folder that the receiver is restricted to.
     #[error("{} is not below {}, where this host receives disks", .path.display(), .folder.display())]
     TargetElsewhere {
@@ -211,7 +217,9 @@ impl Error {
         use holdfast_engine::Error as Job;
         match self {
             Self::TargetExists { .. } | Self::Engine(Job::DeviceExists { .. }) => RefusalKind::Exists,
-            Self::NoSpace { .. } | Self::Engine(Job::TargetTooSmall { .. }) => RefusalKind::NoSpace,
+            Self::NoSpace { .. } | Self::SeedNoSpace { .. } | Self::Engine(Job::TargetTooSmall { .. }) => {
+                RefusalKind::NoSpace
+            }
             Self::TargetBusy { .. } | Self::TargetInUse { .. } | Self::Engine(Job::DeviceInUse { .. }) => {
                 RefusalKind::Locked
             }

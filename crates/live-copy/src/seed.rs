@@ -91,8 +91,13 @@ impl SeedFill<'_> {
             })
         };
         let filled = fill_device(&seed, device, content, THREADS, &mut progress);
-        filled.map_err(|error| self.failed(holdfast_block::error_text(&error)))?;
-        Ok(())
+        match filled {
+            Ok(_) => Ok(()),
+            Err(holdfast_image::Error::Device(error)) if error.is_no_space() => Err(Error::SeedNoSpace {
+                path: self.seed.path.clone(),
+            }),
+            Err(error) => Err(self.failed(holdfast_block::error_text(&error))),
+        }
     }
 }
 

@@ -171,12 +171,20 @@ impl<'a> DiskCopies<'a> {
     }
 
     /// Hands all disks over.
-    pub(crate) fn confirm(&self) {
-        for (director, note) in self.directors.iter().zip(&self.notes) {
-            if let Some(note) = note {
-                director.confirm_handover(*note);
-            }
+    pub(crate) fn confirm_all(&self) {
+        (0..self.directors.len()).for_each(|disk| self.confirm(disk));
+    }
+
+    /// Hands over a disk that is sealed.
+    pub(crate) fn confirm(&self, disk: usize) {
+        if let Some(note) = self.notes[disk] {
+            self.directors[disk].confirm_handover(note);
         }
+    }
+
+    /// Seals a disk again, while all are handed over: its receiver has ended between the seal and its answer, and owns nothing.
+    pub(crate) fn seal_again(&self, disk: usize) {
+        self.directors[disk].request_freeze();
     }
 
     /// Whether no copy can go back any more.

@@ -10,7 +10,7 @@ use std::time::Duration;
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_host::{MachineState, MigrationRequest};
-use holdfast_live_copy::{CopyDirector, MachineHandover};
+use holdfast_live_copy::{CopyDirector, MachineHandover, SenderState};
 
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
@@ -25,6 +25,9 @@ use crate::report::{MigrationPhase, MigrationReport, PhaseClock, moved_disks};
 /// Interval of looking for an interrupt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
+/// How long the receivers may take to answer that they own the disks, which takes milliseconds unless one of them has ended.
+const HANDOVER_PATIENCE: Duration = Duration::from_secs(10);
+
 /// How far a migration is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -34,8 +37,8 @@ enum Stage {
     Memory,
     /// The machine is stopped since this time.
     Stopped { since: Duration },
-    /// The same, and the disks are being handed over.
-    HandingOver,
+    /// The same, and the disks are being handed over since this time.
+    HandingOver { since: Duration },
     /// The relay is open: the hypervisor decides where the machine runs.
     Opened,
     /// The stream was broken: the hypervisor resumes the machine here.
@@ -152,7 +155,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 Err(RecvTimeoutError::Timeout) => self.look_at_memory()?,
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this thread holds a sender"),
             }
-            self.keep_promise();
+            self.keep_promise()?;
             self.heed_interrupt()?;
         }
     }
@@ -169,10 +172,16 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         match event {
             MoveEvent::State { disk, state } => {
                 self.copies.note_state(disk, state);
+                if self.is_handing_over() && state == SenderState::Armed {
+                    self.copies.seal_again(disk);
+                }
                 self.advance()?;
             }
             MoveEvent::Sealed { disk, note } => {
                 self.copies.note_seal(disk, note);
+                if self.is_handing_over() {
+                    self.copies.confirm(disk);
+                }
                 self.hand_over();
             }
             MoveEvent::Thawed if matches!(self.stage, Stage::Memory | Stage::Stopped { .. }) => {
@@ -184,7 +193,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.stage = Stage::Stopped { since: now };
                 self.copies.request_freeze();
                 if self.plan.disks.is_empty() {
-                    self.stage = Stage::HandingOver;
+                    self.stage = Stage::HandingOver { since: now };
                     self.advance()?;
                 }
             }
@@ -216,8 +225,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     /// Hands the disks over when all are sealed, in the files that the hypervisor there has open.
     fn hand_over(&mut self) {
         if matches!(self.stage, Stage::Stopped { .. }) && self.is_verified && self.copies.are_sealed() {
-            self.stage = Stage::HandingOver;
-            self.copies.confirm();
+            self.stage = Stage::HandingOver {
+                since: self.tools.common.clock.now(),
+            };
+            self.copies.confirm_all();
         }
     }
 
@@ -225,7 +236,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     fn advance(&mut self) -> Result<()> {
         match self.stage {
             Stage::Disks if self.copies.are_armed() => self.begin_memory(),
-            Stage::HandingOver if self.copies.are_committed() => {
+            Stage::HandingOver { .. } if self.copies.are_committed() => {
                 self.times.end(MigrationPhase::Seal, self.tools.common.clock.now());
                 if let Some(relay) = &self.relay {
                     relay.open();
@@ -312,18 +323,36 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.stage = Stage::Breaking { reason };
     }
 
-    fn keep_promise(&mut self) {
-        if let Stage::Stopped { since } = self.stage {
-            let stopped = self.tools.common.clock.now().saturating_sub(since);
-            if stopped > self.tools.frozen_max {
+    fn is_handing_over(&self) -> bool {
+        matches!(self.stage, Stage::HandingOver { .. })
+    }
+
+    /// Until the relay is open, the machine can be resumed here.
+    fn keep_promise(&mut self) -> Result<()> {
+        let now = self.tools.common.clock.now();
+        match self.stage {
+            Stage::Stopped { since } if now.saturating_sub(since) > self.tools.frozen_max => {
                 self.break_stream(BreakReason::Late);
-                self.tools.common.observer.stopped_too_long(stopped);
+                self.tools.common.observer.stopped_too_long(now.saturating_sub(since));
+                Ok(())
             }
+            Stage::HandingOver { since } if now.saturating_sub(since) > HANDOVER_PATIENCE => {
+                Err(self.frozen_too_long())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn frozen_too_long(&self) -> Error {
+        Error::FrozenTooLong {
+            machine: self.plan.machine.clone(),
+            attempt_count: self.attempt_count,
+            frozen_max_ms: self.tools.frozen_max.as_millis(),
         }
     }
 
     fn heed_interrupt(&mut self) -> Result<()> {
-        let is_decided = matches!(self.stage, Stage::HandingOver | Stage::Opened);
+        let is_decided = matches!(self.stage, Stage::HandingOver { .. } | Stage::Opened);
         if self.job.interrupt.is_requested() && !is_decided {
             return Err(holdfast_engine::Error::from(Interrupted).into());
         }
@@ -365,11 +394,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             }
             Stage::Breaking {
                 reason: BreakReason::Late,
-            } => Err(self.unverified.take().unwrap_or_else(|| Error::FrozenTooLong {
-                machine: self.plan.machine.clone(),
-                attempt_count: self.attempt_count,
-                frozen_max_ms: self.tools.frozen_max.as_millis(),
-            })),
+            } => Err(self.unverified.take().unwrap_or_else(|| self.frozen_too_long())),
             _ => Err(Error::of_hypervisor(&self.plan.machine, error)),
         }
     }
@@ -405,7 +430,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     /// Ends everything after a failure. The machine runs here when this returns.
     fn give_up(&mut self) {
-        if matches!(self.stage, Stage::Memory | Stage::Stopped { .. } | Stage::HandingOver) {
+        if matches!(
+            self.stage,
+            Stage::Memory | Stage::Stopped { .. } | Stage::HandingOver { .. }
+        ) {
             self.break_stream(BreakReason::GivingUp);
         }
         self.watch_end.store(true, Ordering::Release);

@@ -155,6 +155,7 @@ impl ShutOffMover<'_> {
                         self.step = Step::Sealing;
                         self.copies.request_freeze();
                     }
+                    Step::HandingOver if state == SenderState::Armed => self.copies.seal_again(disk),
                     // A connection was lost: all seals are given up, until this copy has caught up.
                     Step::Sealing if state == SenderState::Resumable => {
                         self.step = Step::Copying;
@@ -165,9 +166,13 @@ impl ShutOffMover<'_> {
             }
             MoveEvent::Sealed { disk, note } => {
                 self.copies.note_seal(disk, note);
-                if self.step == Step::Sealing && self.copies.are_sealed() {
-                    self.step = Step::HandingOver;
-                    self.copies.confirm();
+                match self.step {
+                    Step::HandingOver => self.copies.confirm(disk),
+                    Step::Sealing if self.copies.are_sealed() => {
+                        self.step = Step::HandingOver;
+                        self.copies.confirm_all();
+                    }
+                    _ => {}
                 }
             }
             MoveEvent::Ended { disk, result } => match *result {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
 
 use holdfast_block::{
-    BlockDevice, BlockDeviceMut as _, DirtyBitmap, MemoryDevice, SeededRandom, SystemClock, TrackedDevice,
+    BlockDevice, BlockDeviceMut as _, Clock as _, DirtyBitmap, MemoryDevice, SeededRandom, SystemClock, TrackedDevice,
 };
 use holdfast_engine::{Interrupt, Job, NoProgress};
 use holdfast_image::{CreateOptions, Format, OpenOptions, create, open_mut};
@@ -18,7 +18,8 @@ use holdfast_live_copy::{
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_transfer::{
-    ConvergenceOptions, DiskId, Forecast, SessionId, ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
+    ConvergenceOptions, DiskId, Forecast, JournalState, SessionId, ThrottlePolicy, TrackerCheck, Unconverged,
+    UnitLayout,
 };
 use tempfile::TempDir;
 
@@ -73,6 +74,17 @@ impl Rig {
         Seed { path, format: None }
     }
 
+    /// Number of units that an interrupted copy holds, durably.
+    pub(super) fn held_unit_count(&self) -> u64 {
+        let journal = std::fs::read(self.journal_path()).unwrap();
+        let state = JournalState::decode(&journal).unwrap().unwrap();
+        state.units.len() as u64
+    }
+
+    fn journal_path(&self) -> PathBuf {
+        self.folder.path().join(".target.holdfast-copy.journal")
+    }
+
     /// The names of all files, sorted.
     pub(super) fn files(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.folder.path()).unwrap();
@@ -96,6 +108,16 @@ impl Rig {
     pub(super) fn breaking(&self, bytes: u64) -> Arc<dyn Connector> {
         Arc::new(Breaking {
             inner: self.local(),
+            journal: None,
+            bytes,
+        })
+    }
+
+    /// The same, but not before something is durable.
+    pub(super) fn breaking_when_synced(&self, bytes: u64) -> Arc<dyn Connector> {
+        Arc::new(Breaking {
+            inner: self.local(),
+            journal: Some(self.journal_path()),
             bytes,
         })
     }
@@ -286,6 +308,7 @@ impl Freezer for WriterFreezer<'_> {
 
 struct Breaking {
     inner: Arc<dyn Connector>,
+    journal: Option<PathBuf>,
     bytes: u64,
 }
 
@@ -298,7 +321,11 @@ impl Connector for Breaking {
                 input,
                 left: Arc::clone(&left),
             }),
-            output: Box::new(BreakingWriter { output, left }),
+            output: Box::new(BreakingWriter {
+                output,
+                journal: self.journal.clone(),
+                left,
+            }),
             closer,
         })
     }
@@ -324,15 +351,22 @@ impl Read for BreakingReader {
 
 struct BreakingWriter {
     output: Box<dyn Write + Send>,
+    journal: Option<PathBuf>,
     left: Arc<AtomicU64>,
 }
 
 impl Write for BreakingWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        // The receiver has time to make something durable before the end.
-        holdfast_block::Clock::sleep(&SystemClock::new(), Duration::from_millis(3));
+        let clock = SystemClock::new();
+        // The receiver has time to make more durable.
+        clock.sleep(Duration::from_millis(3));
         let left = usize::try_from(self.left.load(Ordering::SeqCst)).unwrap();
         if left == 0 {
+            // The first entry says that the copy has begun.
+            let is_unsynced = |journal: &PathBuf| !std::fs::metadata(journal).is_ok_and(|found| found.len() > 200);
+            while self.journal.as_ref().is_some_and(is_unsynced) && clock.now() < Duration::from_secs(10) {
+                clock.sleep(Duration::from_millis(1));
+            }
             return Err(std::io::ErrorKind::BrokenPipe.into());
         }
         let count = self.output.write(&bytes[..bytes.len().min(left)])?;

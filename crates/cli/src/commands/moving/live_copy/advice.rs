@@ -27,7 +27,7 @@ pub(in crate::commands::moving) fn copy_error(error: CopyError) -> Error {
         CopyError::TargetExists { .. } => of_kind(RefusalKind::Exists),
         CopyError::TargetKind { .. } | CopyError::TargetElsewhere { .. } => of_kind(RefusalKind::NotAllowed),
         CopyError::Seed { .. } => of_kind(RefusalKind::Seed),
-        CopyError::NoSpace { .. } => of_kind(RefusalKind::NoSpace),
+        CopyError::NoSpace { .. } | CopyError::SeedNoSpace { .. } => of_kind(RefusalKind::NoSpace),
         CopyError::TargetBusy { .. } | CopyError::TargetInUse { .. } => of_kind(RefusalKind::Locked),
         CopyError::OtherSize { .. } | CopyError::Journal { .. } => of_kind(RefusalKind::OtherCopy),
         CopyError::Request { .. } | CopyError::Protocol { .. } => of_kind(RefusalKind::OtherVersion),
