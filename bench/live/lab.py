@@ -43,7 +43,7 @@ class Lab:
     """`folder` contains sockets, so its path is short; `work` contains large files."""
 
     def __init__(self, root, scratch, binary):
-        self.root, self.binary = root, str(binary)
+        self.root, self.binary = root, os.path.abspath(binary)
         self.folder = Path(tempfile.mkdtemp(prefix="hfb-", dir="/tmp"))
         self.work = Path(tempfile.mkdtemp(prefix="live-", dir=scratch))
         self.images = self.work / "images"

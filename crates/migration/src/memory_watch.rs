@@ -14,7 +14,7 @@ use crate::plan::MigrationPlan;
 
 /// The hypervisor stops the machine as soon as the rest of its memory takes less than this. Only if the memory changes too fast
 /// for that, it gets all the time that is permitted.
-const DOWNTIME_AIM: Duration = Duration::from_millis(250);
+const DOWNTIME_AIM: Duration = Duration::from_millis(50);
 
 pub(crate) struct MemoryWatch {
     progress: MemoryProgress,
