@@ -303,8 +303,8 @@ def processes():
 
 
 def belongs(number, folder, work):
-    """Whether a process was started with the environment variable of a lab, or is the QEMU of a machine with images
-    in it.
+    """Whether a process was started with the environment variable of a lab, is the QEMU of a machine with images in it, or
+    a sshd with its configuration, which writes its title over its environment.
     """
     base = Path(f"/proc/{number}")
     try:
@@ -313,7 +313,8 @@ def belongs(number, folder, work):
     except OSError:
         return False
     is_qemu = os.path.basename(words[0]).startswith(b"qemu-system")
-    return f"{MARK}={folder}".encode() in variables or (is_qemu and any(f"{work}/".encode() in word for word in words))
+    is_sshd = words[0].startswith(b"sshd: ") and f"{folder}/".encode() in words[0]
+    return is_sshd or f"{MARK}={folder}".encode() in variables or (is_qemu and any(f"{work}/".encode() in word for word in words))
 
 
 def mounts_below(folder):
