@@ -49,6 +49,28 @@ fn an_image_at_rest_is_copied_once_and_not_over_another() {
 }
 
 #[test]
+fn a_second_copy_sends_only_what_differs_from_the_first() {
+    let rig = Rig::empty();
+    let mut content = noise(8 * MIB, 20);
+    rig.write("disk.raw", &content);
+    rig.ok(&["live-copy", "disk.raw", "copy.raw"]);
+    content[3 * MIB..3 * MIB + 5].copy_from_slice(b"later");
+    rig.write("disk.raw", &content);
+    let again = ["live-copy", "disk.raw", "copy.raw", "--force", "--seed", "copy.raw"];
+    let done = rig.report(&again);
+    assert!(rig.read("copy.raw") == content);
+    let sent_bytes = done["sent_bytes"].as_u64().unwrap();
+    assert!((64 << 10..128 << 10).contains(&sent_bytes), "{done}");
+    assert_eq!(rig.names("."), ["copy.raw", "disk.raw"]);
+    let (kind, text) = rig.error(1, &["live-copy", "disk.raw", "new.raw", "--seed", "absent.raw"]);
+    assert!(kind == "refused" && text.contains("the seed"), "{kind}: {text}");
+    let there = ["live-copy", "disk.raw", "ssh://nowhere.invalid/new.raw", "--seed", "copy.raw"];
+    let (kind, text) = rig.error(2, &there);
+    assert!(kind == "usage" && text.contains("not an absolute path"), "{kind}: {text}");
+    assert_eq!(rig.names("."), ["copy.raw", "disk.raw"]);
+}
+
+#[test]
 fn what_cannot_be_copied_is_refused_with_the_reason() {
     let rig = Rig::empty();
     rig.write("disk.raw", &noise(MIB, 4));
@@ -156,6 +178,8 @@ fn numbers_in(copy: &Path) -> u64 {
 fn a_file_system_in_use_is_copied_as_of_the_freeze() {
     let Some(busy) = BusyFileSystem::new() else { return };
     let rig = Rig::empty();
+    let (kind, text) = rig.error(1, &["live-copy", &busy.device, "copy.raw"]);
+    assert!(kind == "locked" && text.contains("is in use"), "{kind}: {text}");
     let [freeze, thaw] = busy.commands();
     let words = [
         "live-copy",

@@ -318,6 +318,8 @@ impl LiveCopyArgs {
 
     fn run_copy(&self, prepared: &PreparedCopy<'_>, context: &Context, job: Job<'_>) -> Result<LiveCopyReport, Error> {
         let PreparedCopy { source, target, .. } = *prepared;
+        // Before the other host is connected.
+        let seed = self.seed.as_deref().map(|path| target.seed(path)).transpose()?;
         let layout = layout_of(source.device(), PriorContent::of_seed(self.seed.as_ref()))?;
         let request = LiveCopyRequest {
             source,
@@ -337,7 +339,7 @@ impl LiveCopyArgs {
                 } else {
                     InterruptedCopy::Continue
                 },
-                seed: self.seed.as_deref().map(|path| target.seed(path)).transpose()?,
+                seed,
             },
             session: session(prepared.identity, target),
             disk: DiskId([0; 16]),
