@@ -38,7 +38,7 @@ pub use far::{FarHost, FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serv
 pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
 pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, RunningTools};
-pub use plan::{IncompleteMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
+pub use plan::{IncompleteMemory, LiveMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
 pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
 pub use run::migrate_running;
 pub use shut_off::migrate_shut_off;

@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::memory_convergence::{MemoryConvergence, MemoryStatus};
 use crate::migration_tools::RunningTools;
 use crate::move_progress::MemoryProgress;
-use crate::plan::MigrationPlan;
+use crate::plan::{LiveMemory, MigrationPlan};
 
 /// The hypervisor stops the machine as soon as the rest of its memory takes less than this. Only if the memory changes too fast
 /// for that, it gets all the time that is permitted.
@@ -34,7 +34,12 @@ impl MemoryWatch {
             downtime: Duration::ZERO,
             slowed_percent: 0,
         };
-        watch.limit_downtime(DOWNTIME_AIM.min(downtime_max(tools)), plan, tools)?;
+        let downtime = match plan.live_memory {
+            LiveMemory::Complete => DOWNTIME_AIM.min(downtime_max(tools)),
+            // The less is sent while the machine runs, the less can be lost.
+            LiveMemory::MayBeIncomplete => downtime_max(tools),
+        };
+        watch.limit_downtime(downtime, plan, tools)?;
         Ok(watch)
     }
 

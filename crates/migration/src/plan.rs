@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::domain_xml::{DiskChange, DiskPlace, HostNeeds, Identity, Medium, Rewrite, rewrite};
+use holdfast_host::qemu::QemuVersion;
 use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
 use holdfast_host::{Description, KeptStates, Machine, MachineState};
 
@@ -21,6 +22,15 @@ pub enum IncompleteMemory {
     Refuse,
     /// It moves: for tests of this program.
     Accept,
+}
+
+/// Whether QEMU sends the memory of a machine that runs without losing anything.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LiveMemory {
+    /// It does.
+    Complete,
+    /// It may lose what the guest writes meanwhile.
+    MayBeIncomplete,
 }
 
 /// The machine, and where it goes.
@@ -54,6 +64,8 @@ pub struct MigrationPlan {
     pub configuration: String,
     /// The configuration for later starts.
     pub kept_configuration: String,
+    /// Whether its memory arrives complete if it is sent while the machine runs.
+    pub live_memory: LiveMemory,
     /// Whether it starts with its host.
     pub starts_with_host: bool,
     /// Files and devices there that are the disks of its former definition.
@@ -113,6 +125,12 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
     let disks = plan_disks(request.machine, &description, &places, &mut obstacles)?;
     let configurations = Configurations::read(request, &description, &disks)?;
     obstacles.extend(obstacles_here(request, &description, &configurations)?);
+    let lossy_version = if runs { lossy_version(request.machine)? } else { None };
+    if let (Some(version), IncompleteMemory::Refuse) = (lossy_version, request.incomplete_memory) {
+        obstacles.push(format!(
+            "its processor is emulated, and QEMU {version} may then lose writes to memory that it is sending; QEMU 9.0 does not"
+        ));
+    }
     let check = CheckRequest {
         name: summary.name.clone(),
         uuid: summary.uuid.clone(),
@@ -136,6 +154,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         disks,
         configuration: configurations.running,
         kept_configuration: configurations.kept,
+        live_memory: lossy_version.map_or(LiveMemory::Complete, |_| LiveMemory::MayBeIncomplete),
         starts_with_host: request.hypervisor.autostart(&summary.uuid)?,
         former_files: former.map(|disk| disk.path).collect(),
         far_socket: socket.unwrap_or_default(),
@@ -172,9 +191,7 @@ fn obstacles_here(
     configurations: &Configurations,
 ) -> Result<Vec<String>> {
     let mut obstacles = kept(request.hypervisor.kept_states(&description.summary.uuid)?);
-    if description.summary.state == MachineState::Running {
-        obstacles.extend(incomplete_memory(request)?);
-    } else if description.tpm.is_some() {
+    if description.summary.state == MachineState::ShutOff && description.tpm.is_some() {
         obstacles.push("it has an emulated TPM, whose state is moved only while it runs: start it".to_owned());
     }
     let needs = HostNeeds::of(&configurations.running).unwrap_or_default();
@@ -215,6 +232,7 @@ fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPla
         disks: Vec::new(),
         configuration: String::new(),
         kept_configuration: String::new(),
+        live_memory: LiveMemory::Complete,
         starts_with_host: false,
         former_files: Vec::new(),
         far_socket: PathBuf::new(),
@@ -237,21 +255,16 @@ fn kept(states: KeptStates) -> Vec<String> {
     obstacles
 }
 
-fn incomplete_memory(request: &PlanRequest<'_>) -> Result<Option<String>> {
-    let method = match request.incomplete_memory {
-        IncompleteMemory::Refuse => MemoryMethod::Auto,
-        IncompleteMemory::Accept => return Ok(None),
-    };
-    let mode = method.mode(request.machine.monitor()).map_err(|source| {
+/// The version of its QEMU, if that may lose memory that it sends while the machine runs.
+fn lossy_version(machine: &dyn Machine) -> Result<Option<QemuVersion>> {
+    let mode = MemoryMethod::Auto.mode(machine.monitor()).map_err(|source| {
         Error::from(holdfast_host::Error::Monitor {
-            machine: request.machine.name().to_owned(),
+            machine: machine.name().to_owned(),
             source,
         })
     })?;
     Ok(match mode {
-        (MemoryMode::Stopped, Some(version)) => Some(format!(
-            "its processor is emulated, and QEMU {version} may then lose writes to memory that it is sending; QEMU 9.0 does not"
-        )),
-        _ => None,
+        (MemoryMode::Stopped, version) => version,
+        (MemoryMode::Live, _) => None,
     })
 }

@@ -64,9 +64,18 @@ fn a_second_copy_sends_only_what_differs_from_the_first() {
     assert_eq!(rig.names("."), ["copy.raw", "disk.raw"]);
     let (kind, text) = rig.error(1, &["live-copy", "disk.raw", "new.raw", "--seed", "absent.raw"]);
     assert!(kind == "refused" && text.contains("the seed"), "{kind}: {text}");
-    let there = ["live-copy", "disk.raw", "ssh://nowhere.invalid/new.raw", "--seed", "copy.raw"];
+    let there = [
+        "live-copy",
+        "disk.raw",
+        "ssh://nowhere.invalid/new.raw",
+        "--seed",
+        "copy.raw",
+    ];
     let (kind, text) = rig.error(2, &there);
-    assert!(kind == "usage" && text.contains("not an absolute path"), "{kind}: {text}");
+    assert!(
+        kind == "usage" && text.contains("not an absolute path"),
+        "{kind}: {text}"
+    );
     assert_eq!(rig.names("."), ["copy.raw", "disk.raw"]);
 }
 

@@ -25,6 +25,21 @@ impl World {
         Self::report_of(code, &self.doctor_answers(words))
     }
 
+    /// Repairs what a killed program has left, until nothing is found: on a loaded host, a tool that it had started may still
+    /// be at work, or keep a dataset busy.
+    pub(super) fn repair_after_kill(&self) -> Value {
+        let start = self.lab.clock.now();
+        loop {
+            self.doctor_answers(&["--fix"]);
+            let after = self.doctor_answers(&[]);
+            let waited = self.lab.clock.now().saturating_sub(start);
+            if after.status.success() || waited > Duration::from_secs(60) {
+                return Self::report_of(0, &after);
+            }
+            self.lab.clock.sleep(Duration::from_millis(500));
+        }
+    }
+
     /// Prevents repairs by the doctors of other tests, as long as the result lives.
     pub(super) fn other_doctors_wait() -> RwLockWriteGuard<'static, ()> {
         REPAIRS.write().unwrap_or_else(PoisonError::into_inner)

@@ -95,8 +95,7 @@ fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
         setup.kill_when(&["clone", "web1@one", "trial"], &is_time);
         let is_defined = setup.world.machines().contains(&"trial".to_owned());
         half += usize::from(!is_defined);
-        setup.world.doctor_answers(&["--fix"]);
-        let after = setup.doctor(0, &[]);
+        let after = setup.world.repair_after_kill();
         assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
         assert_eq!(setup.unfinished(), [""; 0]);
         if is_defined {
@@ -145,8 +144,7 @@ fn a_killed_clone_of_the_current_state_leaves_nothing() {
         setup.kill_when(&["clone", "web1", "trial"], &is_time);
         let is_defined = setup.world.machines().contains(&"trial".to_owned());
         left += usize::from(!setup.unfinished().is_empty());
-        setup.world.doctor_answers(&["--fix"]);
-        let after = setup.doctor(0, &[]);
+        let after = setup.world.repair_after_kill();
         assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
         assert_eq!(
             (setup.unfinished(), setup.listed(&["web1"])),
