@@ -44,7 +44,8 @@ impl Sshd {
         or_skip(Self::try_start(program, forced, None))
     }
 
-    /// Starts one with the view of the file system that a process has now: another host. It does not see later mounts.
+    /// Starts one with the view of the file system that a process has now: another host. It does not see what is mounted later
+    /// for that process alone. What other tests unmount is unmounted for it, too: a private copy would keep it in use.
     pub(crate) fn start_inside(process: u32, program: Program) -> Option<Self> {
         or_skip(Self::try_start(program, None, Some(process)))
     }
@@ -88,7 +89,15 @@ impl Sshd {
             Some(process) => {
                 let mut command = Command::new("/usr/bin/nsenter");
                 let namespace = format!("--mount=/proc/{process}/ns/mnt");
-                command.args([&namespace, "--", "/usr/bin/unshare", "--mount", "/usr/sbin/sshd"]);
+                command.args([
+                    &namespace,
+                    "--",
+                    "/usr/bin/unshare",
+                    "--mount",
+                    "--propagation",
+                    "unchanged",
+                ]);
+                command.arg("/usr/sbin/sshd");
                 command
             }
             None => Command::new("/usr/sbin/sshd"),
