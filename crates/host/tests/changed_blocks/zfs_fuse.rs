@@ -40,7 +40,8 @@ impl ZfsFuse {
                       mkdir -p /run/zfs /run/lock && touch /run/is-private && \
                       exec setpriv --pdeathsig KILL zfs-fuse --no-daemon";
         let daemon = Command::new("unshare")
-            .args(["--mount", "--propagation", "private", "sh", "-c", script])
+            // Not private: a copy of the mounts of other tests would keep their datasets in use.
+            .args(["--mount", "--propagation", "slave", "sh", "-c", script])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()

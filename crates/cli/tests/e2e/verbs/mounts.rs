@@ -346,7 +346,15 @@ impl Namespace {
     fn new() -> Self {
         #[expect(clippy::disallowed_methods, reason = "a program of the test")]
         let mut program = Command::new("/usr/bin/unshare");
-        program.args(["--mount", "sh", "-c", "echo ready; exec sleep 600"]);
+        // Not private: a copy of the mounts of other tests would keep them in use.
+        program.args([
+            "--mount",
+            "--propagation",
+            "slave",
+            "sh",
+            "-c",
+            "echo ready; exec sleep 600",
+        ]);
         let mut child = program.stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap())
