@@ -48,7 +48,7 @@ fn greet(mut stream: ByteStream, request: &ReceiveRequest, watch: &SeedObserver,
         .map_err(lost)?;
     // The receiver sends nothing after the line before it gets a frame.
     let mut input = BufReader::new(stream.input);
-    let answer = loop {
+    loop {
         let mut answer = Vec::new();
         let read = (&mut input).take(READY_BYTES_MAX).read_until(b'\n', &mut answer);
         match read.map_err(lost) {
@@ -67,25 +67,25 @@ fn greet(mut stream: ByteStream, request: &ReceiveRequest, watch: &SeedObserver,
         }
         match serde_json::from_slice(&answer) {
             Ok(Answer::Seeding(progress)) => watch(progress),
-            answer => break answer,
+            Ok(Answer::Ready {}) => {
+                stream.input = Box::new(input);
+                return Ok(stream);
+            }
+            Ok(Answer::Refused { kind, reason }) => {
+                return Err(Error::Refused {
+                    place: place.to_owned(),
+                    kind,
+                    reason,
+                });
+            }
+            Err(_) => {
+                return Err(Error::Refused {
+                    place: place.to_owned(),
+                    kind: RefusalKind::OtherVersion,
+                    reason: "the answer is not from a holdfast of about the same version".to_owned(),
+                });
+            }
         }
-    };
-    match answer {
-        Ok(Answer::Ready {}) => {
-            stream.input = Box::new(input);
-            Ok(stream)
-        }
-        Ok(Answer::Seeding(_)) => unreachable!("the loop goes on"),
-        Ok(Answer::Refused { kind, reason }) => Err(Error::Refused {
-            place: place.to_owned(),
-            kind,
-            reason,
-        }),
-        Err(_) => Err(Error::Refused {
-            place: place.to_owned(),
-            kind: RefusalKind::OtherVersion,
-            reason: "the answer is not from a holdfast of about the same version".to_owned(),
-        }),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::request::{Seed, SeedProgress};
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const THREADS: NonZero<usize> = NonZero::new(2).expect("it is not zero");
 
-/// Receives reports of the progress; false if it must end.
+/// Receives reports of the progress, and decides whether the copy of the seed continues.
 pub(crate) type SeedWatch<'a> = dyn FnMut(SeedProgress) -> Continue + 'a;
 
 /// How the target is filled.

@@ -366,7 +366,23 @@ fn a_machine_that_is_shut_off_moves_with_its_files_and_comes_back() {
     run("qemu-io", &write);
     write_file(&variables(&hosts.there, "web1_VARS.fd"), &noise(128 << 10, 2));
     let hosts = hosts.turned();
-    let report = hosts.moved(&["--delete-former"]);
+    // The image of another machine depends on the former disk, which is kept with a warning.
+    let linked = hosts.there.path("linked.qcow2");
+    let linked_path = linked.to_str().unwrap();
+    run(
+        "qemu-img",
+        &["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", top, linked_path],
+    );
+    hosts.there.define_on("web2", &[("qcow2", linked)]);
+    let words = hosts.words(&["--delete-former"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let document = hosts.rig.json(3, &words);
+    let warnings = document["warnings"].to_string();
+    assert!(
+        warnings.contains("overlay.qcow2 is kept: web2 may need it"),
+        "{warnings}"
+    );
+    let report = &document["report"];
     let sent_bytes = report["disks"][0]["sent_bytes"].as_u64().unwrap();
     assert!((64 << 10..128 << 10).contains(&sent_bytes), "{report}");
     assert!(content(&hosts.there.path("images/overlay.raw")) == content(&moved));
@@ -376,8 +392,8 @@ fn a_machine_that_is_shut_off_moves_with_its_files_and_comes_back() {
         std::fs::read(variables(&hosts.there, "web1_VARS-2.fd")).unwrap(),
         noise(128 << 10, 2)
     );
-    assert!(!overlay.exists() && !variables(&hosts.there, "web1_VARS.fd").exists());
-    assert!(hosts.image.exists(), "the base of a former disk may be that of others");
+    assert!(overlay.exists() && hosts.image.exists());
+    assert!(!variables(&hosts.there, "web1_VARS.fd").exists());
 }
 
 /// A mount that only the hypervisor there has shows it another file with the name of the copy.

@@ -12,7 +12,7 @@ use holdfast_host::{
     Autostart, DiskKind, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineState, ProcessorFit,
     agent, users_of_file,
 };
-use holdfast_image::Format;
+use holdfast_image::{Format, OpenOptions};
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
 use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, LINE_BYTES_MAX, NVRAM};
@@ -198,9 +198,9 @@ impl FarTools<'_> {
                 continue;
             };
             let description = machine.describe().map_err(|error| error_text(&error))?;
-            let has_it = |disk: &MachineDisk| matches!(&disk.source, DiskSource::File(file) if file == path);
-            if description.disks.iter().any(has_it) || description.nvram.as_deref() == Some(path) {
-                return kept(&format!("it is a disk of {}", summary.name));
+            let needs_it = |disk: &MachineDisk| needs_file(disk, &found);
+            if description.nvram.as_deref() == Some(path) || description.disks.iter().any(needs_it) {
+                return kept(&format!("{} may need it", summary.name));
             }
         }
         let deleted = std::fs::remove_file(path);
@@ -268,6 +268,26 @@ impl FarTools<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a disk is this file, or its image depends on it. An image that cannot be read may.
+fn needs_file(disk: &MachineDisk, found: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let (DiskSource::File(path) | DiskSource::Device(path)) = &disk.source else {
+        return false;
+    };
+    let options = OpenOptions {
+        format: disk.format.as_deref().and_then(Format::from_name),
+        ..OpenOptions::default()
+    };
+    let Ok(image) = holdfast_image::open(path, &options) else {
+        return true;
+    };
+    let is_it = |file: &PathBuf| {
+        let file = file.metadata();
+        file.is_ok_and(|file| (file.dev(), file.ino()) == (found.dev(), found.ino()))
+    };
+    image.layers().iter().any(|layer| layer.files().iter().any(is_it))
 }
 
 fn for_all(paths: &[PathBuf], work: impl Fn(&Path) -> Result<(), String>) -> Answered {
