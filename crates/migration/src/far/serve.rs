@@ -12,7 +12,7 @@ use holdfast_host::{
     Autostart, DiskKind, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineState, ProcessorFit,
     agent, users_of_file,
 };
-use holdfast_image::{Format, OpenOptions};
+use holdfast_image::{Format, Image, OpenOptions};
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
 use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, LINE_BYTES_MAX, NVRAM};
@@ -167,7 +167,9 @@ impl FarTools<'_> {
                 return None;
             };
             let format = disk.format.as_deref().and_then(Format::from_name);
-            path.exists().then(|| FormerDisk {
+            // A seed that cannot be read would prevent the migration.
+            let is_readable = open_disk(&path, format).is_ok();
+            is_readable.then(|| FormerDisk {
                 disk: disk.target,
                 path,
                 format: format.map(|format| format.name().to_owned()),
@@ -270,17 +272,21 @@ impl FarTools<'_> {
     }
 }
 
+fn open_disk(path: &Path, format: Option<Format>) -> holdfast_image::Result<Image> {
+    let options = OpenOptions {
+        format,
+        ..OpenOptions::default()
+    };
+    holdfast_image::open(path, &options)
+}
+
 /// Whether a disk is this file, or its image depends on it. An image that cannot be read may.
 fn needs_file(disk: &MachineDisk, found: &std::fs::Metadata) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let (DiskSource::File(path) | DiskSource::Device(path)) = &disk.source else {
         return false;
     };
-    let options = OpenOptions {
-        format: disk.format.as_deref().and_then(Format::from_name),
-        ..OpenOptions::default()
-    };
-    let Ok(image) = holdfast_image::open(path, &options) else {
+    let Ok(image) = open_disk(path, disk.format.as_deref().and_then(Format::from_name)) else {
         return true;
     };
     let is_it = |file: &PathBuf| {
