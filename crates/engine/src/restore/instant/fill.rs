@@ -42,13 +42,37 @@ pub(super) struct DiskFill<'a> {
     disk_rate: Option<NonZeroU64>,
     /// How often the server was started.
     launch_count: u32,
-    unpausing: Attempts,
+    unpausing: RepeatedRequest,
     was_started: bool,
-    copying: BTreeMap<&'a str, Attempts>,
-    /// For disks whose copies the hypervisor did not finish.
-    finishing: BTreeMap<&'a str, Attempts>,
-    /// The last error of each disk that could not be finished.
-    finish_failures: BTreeMap<&'a str, String>,
+    /// The start of each disk's copy.
+    copying: BTreeMap<&'a str, RepeatedRequest>,
+    /// The end of each disk's copy.
+    finishing: BTreeMap<&'a str, RepeatedRequest>,
+}
+
+/// A request that a busy hypervisor may refuse once and accept the next time, or that it may report as failed after it
+/// was done.
+#[derive(Default)]
+struct RepeatedRequest {
+    attempts: Attempts,
+    /// The error of the last attempt, for the user if no attempt succeeds.
+    failure: Option<String>,
+}
+
+impl RepeatedRequest {
+    /// Notes the result of an attempt. Returns whether it succeeded.
+    fn note(&mut self, result: holdfast_host::Result<()>) -> bool {
+        self.failure = result.err().map(|error| error.to_string());
+        self.failure.is_none()
+    }
+
+    /// `reason`, and the error of the last attempt if it failed.
+    fn explain(&self, reason: &str) -> String {
+        match &self.failure {
+            Some(failure) => format!("{reason}: {failure}"),
+            None => reason.to_owned(),
+        }
+    }
 }
 
 /// The lock of a job: while it is held, no other process works on the job.
@@ -86,11 +110,10 @@ impl<'a> DiskFill<'a> {
             start: job.clock.now(),
             disk_rate: None,
             launch_count: 0,
-            unpausing: Attempts::default(),
+            unpausing: RepeatedRequest::default(),
             was_started: false,
             copying: BTreeMap::new(),
             finishing: BTreeMap::new(),
-            finish_failures: BTreeMap::new(),
         }
     }
 
@@ -196,19 +219,22 @@ impl<'a> DiskFill<'a> {
                 return Err(self.stopped("its server died repeatedly"));
             }
             self.launch_count += 1;
-            self.unpausing = Attempts::default();
+            self.unpausing = RepeatedRequest::default();
             self.copying.clear();
             (self.options.launch)(self.instant)?;
         }
         match self.hypervisor.execution_state(uuid)? {
             ExecutionState::Running | ExecutionState::Paused => Ok(()),
-            ExecutionState::StoppedByDisk => match self.unpausing.next(self.job.clock.now()) {
-                Attempt::Now => Ok(self.hypervisor.unpause(uuid)?),
+            ExecutionState::StoppedByDisk => match self.unpausing.attempts.next(self.job.clock.now()) {
+                Attempt::Now => {
+                    self.unpausing.note(self.hypervisor.unpause(uuid));
+                    Ok(())
+                }
                 Attempt::Later => Ok(()),
-                Attempt::Exhausted => Err(self.stopped(
+                Attempt::Exhausted => Err(self.stopped(&self.unpausing.explain(
                     "it is paused, since its disks cannot be read from the repository, or there is no room for \
                         what it writes",
-                )),
+                ))),
             },
             ExecutionState::ShutOff if self.was_started || !self.copying.is_empty() => {
                 Err(self.stopped("it was shut off"))
@@ -237,35 +263,37 @@ impl<'a> DiskFill<'a> {
             None => {}
         }
         // A copy that is missing has failed, for example because its server died; the next check restarts the server.
-        match self.copying.entry(&disk.name).or_default().next(self.job.clock.now()) {
-            Attempt::Now => self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate)?,
+        let copying = self.copying.entry(&disk.name).or_default();
+        match copying.attempts.next(self.job.clock.now()) {
+            Attempt::Now => {
+                copying.note(self.hypervisor.begin_copy(uuid, &disk.name, &disk.place(), rate));
+            }
             Attempt::Exhausted
                 if self.hypervisor.execution_state(uuid)? != ExecutionState::ShutOff
                     && server::lives(self.instant)? =>
             {
-                let name = &disk.name;
-                return Err(self.stopped(&format!("the hypervisor could not complete the copy of disk {name}")));
+                let reason = format!("the hypervisor could not complete the copy of disk {}", disk.name);
+                let reason = copying.explain(&reason);
+                return Err(self.stopped(&reason));
             }
             Attempt::Later | Attempt::Exhausted => {}
         }
         Ok(Step::Copying { done_bytes: 0 })
     }
 
-    /// Lets the machine use the complete copy of a disk.
-    ///
-    /// A busy libvirt may refuse this, or report an error after it was done: the next check sees which.
+    /// Lets the machine use the complete copy of a disk. The next check sees whether it does.
     fn finish(&mut self, disk: &'a InstantDisk) -> Result<Step> {
         let (uuid, name) = (&self.instant.uuid, &disk.name);
-        match self.finishing.entry(name).or_default().next(self.job.clock.now()) {
-            Attempt::Now => match self.hypervisor.finish_copy(uuid, name) {
-                Ok(()) => return Ok(Step::Done),
-                // An error that does not last is none for the user.
-                Err(error) => drop(self.finish_failures.insert(name, error.to_string())),
-            },
+        let finishing = self.finishing.entry(name).or_default();
+        match finishing.attempts.next(self.job.clock.now()) {
+            Attempt::Now => {
+                if finishing.note(self.hypervisor.finish_copy(uuid, name)) {
+                    return Ok(Step::Done);
+                }
+            }
             Attempt::Later => {}
             Attempt::Exhausted => {
-                let failure = self.finish_failures.get(name.as_str()).map_or("", String::as_str);
-                let reason = format!("the hypervisor does not finish the copy of disk {name}: {failure}");
+                let reason = finishing.explain(&format!("the hypervisor does not finish the copy of disk {name}"));
                 return Err(self.stopped(&reason));
             }
         }
