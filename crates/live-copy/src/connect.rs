@@ -110,16 +110,7 @@ impl Connector for LocalConnector {
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
         let tools = self.tools.clone();
-        let output = theirs.try_clone().map_err(failed)?;
-        let closer = SocketCloser {
-            socket: theirs.try_clone().map_err(failed)?,
-            receiver: Mutex::new(None),
-        };
-        let stream = ByteStream {
-            input: Box::new(theirs),
-            output: Box::new(output),
-            closer: Box::new(closer),
-        };
+        let stream = ByteStream::of_socket(theirs).map_err(failed)?;
         let receiver = std::thread::Builder::new()
             .name("receive".to_owned())
             .spawn(move || {
@@ -128,15 +119,7 @@ impl Connector for LocalConnector {
                     .map(|error| error_text(&error))
             })
             .map_err(failed)?;
-        let closer = SocketCloser {
-            socket: ours.try_clone().map_err(failed)?,
-            receiver: Mutex::new(Some(receiver)),
-        };
-        let stream = ByteStream {
-            input: Box::new(ours.try_clone().map_err(failed)?),
-            output: Box::new(ours),
-            closer: Box::new(closer),
-        };
+        let stream = socket_stream(ours, Some(receiver)).map_err(failed)?;
         greet(stream, request, watch, &place)
     }
 
@@ -145,10 +128,65 @@ impl Connector for LocalConnector {
     }
 }
 
+/// Opens a socket at whose other end a receiver waits for a request.
+pub type SocketOpener = dyn Fn() -> std::io::Result<UnixStream> + Send + Sync;
+
+/// A receiver at the other end of a socket.
+pub struct SocketConnector {
+    open: Box<SocketOpener>,
+    place: String,
+}
+
+impl SocketConnector {
+    /// A connector to receivers to which `open` connects. `place` is where they are, for people.
+    pub fn new(open: Box<SocketOpener>, place: String) -> Self {
+        Self { open, place }
+    }
+}
+
+impl Connector for SocketConnector {
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
+        let stream = (self.open)().and_then(ByteStream::of_socket);
+        let stream = stream.map_err(|source| Error::Connection {
+            place: self.place(),
+            source,
+        })?;
+        greet(stream, request, watch, &self.place)
+    }
+
+    fn place(&self) -> String {
+        self.place.clone()
+    }
+}
+
+impl ByteStream {
+    /// A stream over a socket.
+    ///
+    /// # Errors
+    /// The process has too many open files.
+    pub fn of_socket(socket: UnixStream) -> std::io::Result<Self> {
+        socket_stream(socket, None)
+    }
+}
+
+fn socket_stream(socket: UnixStream, receiver: Option<ReceiverThread>) -> std::io::Result<ByteStream> {
+    Ok(ByteStream {
+        input: Box::new(socket.try_clone()?),
+        output: Box::new(socket.try_clone()?),
+        closer: Box::new(SocketCloser {
+            socket,
+            receiver: Mutex::new(receiver),
+        }),
+    })
+}
+
+/// A receiver in this process. It returns the reason if it failed.
+type ReceiverThread = JoinHandle<Option<String>>;
+
 struct SocketCloser {
     socket: UnixStream,
-    /// The receiver at the other end, which has a reason if it failed.
-    receiver: Mutex<Option<JoinHandle<Option<String>>>>,
+    /// The receiver at the other end, if it is in this process.
+    receiver: Mutex<Option<ReceiverThread>>,
 }
 
 impl StreamCloser for SocketCloser {

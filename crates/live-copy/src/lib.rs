@@ -24,7 +24,9 @@ mod stream;
 mod target;
 mod tracked_source;
 
-pub use connect::{Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND, SeedObserver};
+pub use connect::{
+    Connector, LocalConnector, ProgramConnector, RECEIVE_COMMAND, SeedObserver, SocketConnector, SocketOpener,
+};
 pub use error::{Error, Result};
 pub use freeze_commands::{CommandFreezer, FreezeCommands, FreezeLauncher, serve_freeze_commands};
 pub use phases::{CopyPhase, PhaseTime};
