@@ -75,7 +75,20 @@ impl Ssh {
     /// # Errors
     /// The server permits no forwarding, or a path has a colon.
     pub fn forward_socket(&self, here: &Path, there: &Path) -> Result<(), ToolError> {
-        let (Some(from), Some(to)) = (here.to_str(), there.to_str()) else {
+        self.forward("-L", here, there)
+    }
+
+    /// Forwards connections to the new socket `there` of the other host to the socket `here`. The server may leave the
+    /// socket behind.
+    ///
+    /// # Errors
+    /// The server permits no forwarding, or a path has a colon.
+    pub fn forward_socket_back(&self, there: &Path, here: &Path) -> Result<(), ToolError> {
+        self.forward("-R", there, here)
+    }
+
+    fn forward(&self, direction: &str, from: &Path, to: &Path) -> Result<(), ToolError> {
+        let (Some(from), Some(to)) = (from.to_str(), to.to_str()) else {
             return Err(self.no_connection("a path of a socket is not UTF-8"));
         };
         if from.contains(':') || to.contains(':') {
@@ -83,12 +96,25 @@ impl Ssh {
         }
         let mut words = self.words(&["ExitOnForwardFailure=yes"]);
         let forward = format!("{from}:{to}");
-        words.extend(["-O", "forward", "-L", &forward, "--", &self.address.destination].map(str::to_owned));
+        words.extend(["-O", "forward", direction, &forward, "--", &self.address.destination].map(str::to_owned));
         let answer = self.local.ask(SSH, &texts(&words))?;
         if answer.is_success {
             return Ok(());
         }
         Err(self.no_connection(&answer.stderr))
+    }
+
+    /// Starts a program there that writes its output and its messages to those of this process. Its input is a pipe.
+    pub fn start_shown(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
+        Piped::start_shown(SSH, &texts(&self.words_for(program, arguments)))
+    }
+
+    /// The words for ssh that run a program there.
+    fn words_for(&self, program: &str, arguments: &[&str]) -> Vec<String> {
+        let mut words = self.words(&["ControlMaster=no"]);
+        words.extend(["-T", "--", &self.address.destination].map(str::to_owned));
+        words.push(command_line(program, arguments));
+        words
     }
 
     fn words(&self, more: &[&str]) -> Vec<String> {
@@ -132,10 +158,7 @@ impl Tools for Ssh {
 
 impl StreamTools for Ssh {
     fn start(&self, program: &str, arguments: &[&str]) -> Result<Piped, ToolError> {
-        let mut words = self.words(&["ControlMaster=no"]);
-        words.extend(["-T", "--", &self.address.destination].map(str::to_owned));
-        words.push(command_line(program, arguments));
-        self.local.start(SSH, &texts(&words))
+        self.local.start(SSH, &texts(&self.words_for(program, arguments)))
     }
 
     fn start_receiver(&self, program: &str, _arguments: &[&str], _folder: &Path) -> Result<Piped, ToolError> {

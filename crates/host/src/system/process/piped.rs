@@ -75,6 +75,14 @@ impl Piped {
         Self::of(command_line, command(program, arguments)).map_err(|source| ToolError::starting(program, source))
     }
 
+    /// Starts a program of this host that writes its output and its messages to those of this process.
+    pub(crate) fn start_shown(program: &str, arguments: &[&str]) -> Result<Self, ToolError> {
+        let command_line = format!("{program} {}", arguments.join(" "));
+        let mut command = command(program, arguments);
+        command.stdout(Stdio::inherit()).stderr(Stdio::inherit());
+        Self::of(command_line, command).map_err(|source| ToolError::starting(program, source))
+    }
+
     /// Starts a program of this host in a folder.
     pub(super) fn start_in(folder: &Path, program: &str, arguments: &[&str]) -> std::io::Result<Self> {
         let command_line = format!("{program} {}", arguments.join(" "));
