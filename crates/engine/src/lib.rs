@@ -139,7 +139,9 @@ pub use machine::place_note::{PlaceJournal, PlaceNote};
 pub use machine::quiesce::{Quiesce, Quiesced};
 pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
 pub use machine::state::memory::MemoryOptions;
-pub use machine::state::scratch::{MIGRATION_SOCKETS, RuntimeFolder, is_memory_socket, memory_socket};
+pub use machine::state::scratch::{
+    MIGRATION_SOCKETS, RETURN_SOCKET, RuntimeFolder, is_memory_socket, memory_socket, return_socket,
+};
 pub use machine::tracked::{TrackRequest, TrackedDisk, TrackedMachine};
 pub use machine::watchdog::{WatchdogTools, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};

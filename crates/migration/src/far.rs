@@ -1,10 +1,11 @@
 //! Requests to the `holdfast` of the other host, a line of JSON each, and how that answers them.
 
 mod serve;
+mod services;
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{ChildStdin, ChildStdout};
 use std::sync::{Mutex, PoisonError};
 
 use holdfast_host::{Piped, StreamTools};
@@ -12,6 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 pub use serve::{FarTools, MovingHypervisor, serve_far};
+pub(crate) use services::HostService;
+pub use services::{HostServices, serve_host};
 
 /// Words after which the program answers: `holdfast receive-machine 1`.
 pub const RECEIVE_MACHINE_COMMAND: [&str; 2] = ["receive-machine", "1"];
@@ -53,6 +56,8 @@ pub(crate) enum FarRequest {
     },
     /// Switch the machine off: it runs at the source.
     PowerOff { uuid: String },
+    /// The report of the migration, for the user at that host.
+    Report { document: serde_json::Value },
 }
 
 /// A machine that may come.
@@ -144,9 +149,10 @@ pub struct FarHost {
 }
 
 struct FarProcess {
-    program: Piped,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    /// None if it is reached by a socket.
+    program: Option<Piped>,
+    input: Box<dyn Write + Send>,
+    output: BufReader<Box<dyn Read + Send>>,
 }
 
 impl FarHost {
@@ -164,9 +170,21 @@ impl FarHost {
         let (input, output) = ends.ok_or_else(|| no_answer("it has no pipes".to_owned()))?;
         Ok(Self {
             process: Mutex::new(FarProcess {
-                program,
-                input,
-                output: BufReader::new(output),
+                program: Some(program),
+                input: Box::new(input),
+                output: BufReader::new(Box::new(output)),
+            }),
+            host,
+        })
+    }
+
+    /// A process of `host` that answers at the other end of a socket.
+    pub(crate) fn of_socket(socket: UnixStream, host: String) -> std::io::Result<Self> {
+        Ok(Self {
+            process: Mutex::new(FarProcess {
+                program: None,
+                input: Box::new(socket.try_clone()?),
+                output: BufReader::new(Box::new(socket)),
             }),
             host,
         })
@@ -182,7 +200,8 @@ impl FarHost {
     pub(crate) fn ask(&self, request: &FarRequest) -> Result<FarAnswer> {
         let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
         let answered = process.exchange(request).map_err(|error| {
-            let reason = process.program.try_end().ok().flatten();
+            let program = process.program.as_mut();
+            let reason = program.and_then(|program| program.try_end().ok().flatten());
             Error::FarHost {
                 host: self.host.clone(),
                 reason: reason.map_or_else(|| error.to_string(), |end| end.reason()),
@@ -211,6 +230,14 @@ impl FarHost {
             FarAnswer::State { state } => Ok(state),
             _ => Err(self.other_version()),
         }
+    }
+
+    /// Gives the host the report of a migration to it.
+    ///
+    /// # Errors
+    /// The host does not answer.
+    pub fn send_report(&self, document: serde_json::Value) -> Result<()> {
+        self.ask(&FarRequest::Report { document }).map(drop)
     }
 
     pub(crate) fn other_version(&self) -> Error {
@@ -258,7 +285,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_unchanged::<FarRequest>(REQUESTS);
         assert_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [13, 9]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [14, 9]);
     }
 
     #[test]

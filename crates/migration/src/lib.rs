@@ -8,6 +8,7 @@
 //! - `memory_relay`: the relay of the memory
 //! - `memory_watch`, `memory_convergence`: the progress of the memory, and whether it will ever be sent
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
+//! - `socket_host`: another host that is reached by a socket instead of ssh; `streams`: bytes between two sockets
 //! - `plan`, `image_file`: what a migration would do, and what prevents it
 //! - `move_progress`: the progress of all disks together, and of the memory
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
@@ -31,10 +32,12 @@ mod plan;
 mod report;
 mod run;
 mod shut_off;
+mod socket_host;
+mod streams;
 
 pub use disks::CopyEvents;
 pub use error::{Error, Result};
-pub use far::{FarHost, FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
+pub use far::{FarHost, FarTools, HostServices, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far, serve_host};
 pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
 pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, RunningTools};
@@ -42,3 +45,4 @@ pub use plan::{IncompleteMemory, LiveMemory, MigrationPlan, PlanRequest, Planned
 pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
 pub use run::migrate_running;
 pub use shut_off::migrate_shut_off;
+pub use socket_host::SocketHost;

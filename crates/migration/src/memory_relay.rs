@@ -19,6 +19,8 @@ use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, poll};
 
+use crate::streams::forward_bytes;
+
 /// Bytes that are held back. QEMU's stream ends with a mark of one byte, and a description of the devices follows.
 const HELD_BYTES: usize = 4096;
 const PIECE_BYTES: usize = 256 << 10;
@@ -158,10 +160,7 @@ impl RelayThread {
         let ends = [from.try_clone(), to.try_clone()].into_iter().flatten();
         locked(&self.streams).extend(ends);
         let back = match (to.try_clone(), from.try_clone()) {
-            (Ok(mut source), Ok(mut target)) => std::thread::spawn(move || {
-                std::io::copy(&mut source, &mut target).ok();
-                target.shutdown(Shutdown::Write).ok();
-            }),
+            (Ok(source), Ok(target)) => std::thread::spawn(move || forward_bytes(&source, &target)),
             _ => return RelayEnd::Broken,
         };
         let end = self.relay(&from, &to).unwrap_or(RelayEnd::Broken);

@@ -111,8 +111,10 @@ pub(crate) const ORDERS: &[Order] = &[
         "migration",
         &[
             "error",
+            "streams",
             "memory_relay",
             "far",
+            "socket_host",
             "image_file",
             "plan",
             "report",

@@ -318,8 +318,8 @@ impl Diagnosis<'_> {
                     "a folder for sockets or mounts that no process uses",
                     Repair::DeleteFolder(path.clone()),
                 ),
-                LeftoverKind::MemorySocket => (
-                    "a socket for the memory of a migration that no process uses",
+                LeftoverKind::MigrationSocket => (
+                    "a socket of a migration that no process uses",
                     Repair::DeleteFile(path.clone()),
                 ),
                 LeftoverKind::Scratch => (

@@ -17,8 +17,8 @@ use crate::files::state_file::half_notes;
 use crate::host_snapshot::states::StateStore;
 use crate::machine::run_journal::HALF;
 use crate::machine::state::scratch::{
-    CONTROL_SOCKET, HYPERVISOR_SOCKETS, MIGRATION_SOCKETS, RUNTIME_FOLDERS, SOCKET, is_memory_socket, lock_unneeded,
-    own_folders,
+    CONTROL_SOCKET, HYPERVISOR_SOCKETS, MIGRATION_SOCKETS, RETURN_SOCKET, RUNTIME_FOLDERS, SOCKET, is_migration_socket,
+    lock_unneeded, own_folders,
 };
 
 /// A younger file may still be in use by its creator.
@@ -59,9 +59,9 @@ pub(super) fn leftovers(
                 Some([name]) if name == SOCKET || name == CONTROL_SOCKET => is_deserted(&folder.join(name)),
                 // Nothing yet, a pipe, or the sockets of a migration.
                 Some(names)
-                    if names
-                        .iter()
-                        .all(|name| name == MEMORY_PIPE || MIGRATION_SOCKETS.contains(&&name[..])) =>
+                    if names.iter().all(|name| {
+                        [MEMORY_PIPE, RETURN_SOCKET].contains(&&name[..]) || MIGRATION_SOCKETS.contains(&&name[..])
+                    }) =>
                 {
                     lock_unneeded(&folder).is_some()
                 }
@@ -69,8 +69,8 @@ pub(super) fn leftovers(
             };
             found.extend(is_left.then(|| leftover(folder, LeftoverKind::Socket)));
         }
-        let memory_sockets = unbound_memory_sockets(Path::new(HYPERVISOR_SOCKETS));
-        found.extend(memory_sockets.map(|path| leftover(path, LeftoverKind::MemorySocket)));
+        let sockets = unbound_sockets(Path::new(HYPERVISOR_SOCKETS));
+        found.extend(sockets.map(|path| leftover(path, LeftoverKind::MigrationSocket)));
         let states = request.storage.as_ref().and_then(|storage| storage.states);
         let scratch = states.map(StateStore::scratch).into_iter();
         let scratch = scratch.chain([request.scratch.clone()]);
@@ -129,12 +129,12 @@ fn names(folder: &Path) -> Option<Vec<String>> {
 }
 
 /// Sockets of migrations that no process has bound. A connection would be taken for the memory of a machine.
-fn unbound_memory_sockets(folder: &Path) -> impl Iterator<Item = PathBuf> {
+fn unbound_sockets(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let sockets = names(folder)
         .unwrap_or_default()
         .into_iter()
         .map(|name| folder.join(name));
-    let sockets: Vec<PathBuf> = sockets.filter(|path| is_memory_socket(path)).collect();
+    let sockets: Vec<PathBuf> = sockets.filter(|path| is_migration_socket(path)).collect();
     // It is read after the names: a socket of a new migration is in it. Without it, every socket may be in use.
     let bound = std::fs::read_to_string("/proc/net/unix").ok();
     sockets.into_iter().filter(move |socket| {

@@ -167,8 +167,8 @@ pub(super) struct Leftover {
 pub(super) enum LeftoverKind {
     /// A folder with a socket without a listener.
     Socket,
-    /// A socket for the memory of a migration.
-    MemorySocket,
+    /// A socket of a migration in the folder of the hypervisor.
+    MigrationSocket,
     /// A folder with scratch files that no process has open.
     Scratch,
     /// An incomplete file of a restore.

@@ -37,7 +37,11 @@ pub struct FarTools<'a> {
     /// The clock for waits.
     pub clock: Arc<dyn Clock>,
     /// The time of day, in milliseconds since 1970.
-    pub now_ms: &'a dyn Fn() -> i64,
+    pub now_ms: &'a (dyn Fn() -> i64 + Sync),
+    /// The folder for disks that come; none for the default of the hypervisor.
+    pub image_folder: Option<PathBuf>,
+    /// Gets the report of the migration as a JSON document, if the source sends it.
+    pub report: &'a (dyn Fn(serde_json::Value) + Sync),
 }
 
 /// Answers requests until `input` ends.
@@ -71,7 +75,7 @@ impl FarTools<'_> {
             FarRequest::Describe {} => Ok(FarAnswer::Described {
                 program: self.program.clone(),
                 socket: self.hypervisor.socket(),
-                image_folder: self.hypervisor.image_folder(),
+                image_folder: self.image_folder.clone().or_else(|| self.hypervisor.image_folder()),
             }),
             FarRequest::FormerDisks { uuid } => self.former_disks(&uuid),
             FarRequest::Check(request) => self.check(&request),
@@ -111,6 +115,10 @@ impl FarTools<'_> {
             }
             FarRequest::PowerOff { uuid } => {
                 self.hypervisor.power_off(&uuid).map_err(|error| error_text(&error))?;
+                Ok(FarAnswer::Done {})
+            }
+            FarRequest::Report { document } => {
+                (self.report)(document);
                 Ok(FarAnswer::Done {})
             }
         }

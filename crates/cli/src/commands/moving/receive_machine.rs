@@ -46,6 +46,8 @@ impl Verb for ReceiveMachineArgs {
             program: program(),
             clock: Arc::clone(context.clock()),
             now_ms: &|| time::now().as_millisecond(),
+            image_folder: None,
+            report: &drop,
         };
         serve_far(std::io::stdin(), std::io::stdout(), &tools).map_err(|source| Error::File {
             action: "answer requests on",

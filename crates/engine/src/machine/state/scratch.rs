@@ -23,20 +23,41 @@ pub(crate) const CONTROL_SOCKET: &str = "control";
 
 /// The names of sockets in such a folder that a migration forwards to the other host: of its hypervisor, and for the memory.
 pub const MIGRATION_SOCKETS: [&str; 2] = ["hypervisor", "memory"];
+/// The name of the socket in such a folder at which a host serves the migration that brings a machine back.
+pub const RETURN_SOCKET: &str = "return";
 /// The folder in which QEMU and libvirt may create sockets, on every host.
 pub(crate) const HYPERVISOR_SOCKETS: &str = "/var/lib/libvirt/qemu";
 const MEMORY_SOCKET_ENDING: &str = ".memory";
+const RETURN_SOCKET_ENDING: &str = ".return";
 
 /// The socket for the memory of a migration, on both hosts. `run` is the number of the run.
 pub fn memory_socket(run: u32) -> PathBuf {
-    Path::new(HYPERVISOR_SOCKETS).join(format!("{RUNTIME_FOLDERS}{run:08x}{MEMORY_SOCKET_ENDING}"))
+    shared_socket(run, MEMORY_SOCKET_ENDING)
+}
+
+/// The socket of another host that ssh forwards to [`RETURN_SOCKET`].
+pub fn return_socket(run: u32) -> PathBuf {
+    shared_socket(run, RETURN_SOCKET_ENDING)
+}
+
+fn shared_socket(run: u32, ending: &str) -> PathBuf {
+    Path::new(HYPERVISOR_SOCKETS).join(format!("{RUNTIME_FOLDERS}{run:08x}{ending}"))
 }
 
 /// Whether [`memory_socket`] returns such a path.
 pub fn is_memory_socket(path: &Path) -> bool {
+    is_shared_socket(path, MEMORY_SOCKET_ENDING)
+}
+
+/// Whether [`memory_socket`] or [`return_socket`] returns such a path.
+pub(crate) fn is_migration_socket(path: &Path) -> bool {
+    is_memory_socket(path) || is_shared_socket(path, RETURN_SOCKET_ENDING)
+}
+
+fn is_shared_socket(path: &Path, ending: &str) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let number = name.strip_prefix(RUNTIME_FOLDERS);
-    let number = number.and_then(|number| number.strip_suffix(MEMORY_SOCKET_ENDING));
+    let number = number.and_then(|number| number.strip_suffix(ending));
     path.parent() == Some(Path::new(HYPERVISOR_SOCKETS))
         && number.is_some_and(|number| number.len() == 8 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
@@ -179,18 +200,26 @@ pub(crate) fn lock_unneeded(folder: &Path) -> Option<File> {
 mod tests {
     use std::path::Path;
 
-    use super::{HYPERVISOR_SOCKETS, RuntimeFolder, is_memory_socket, lock_of_new, lock_unneeded, memory_socket};
+    use super::{
+        HYPERVISOR_SOCKETS, RuntimeFolder, is_memory_socket, is_migration_socket, lock_of_new, lock_unneeded,
+        memory_socket, return_socket,
+    };
 
     #[test]
     fn sockets_of_migrations_are_recognized() {
         assert!(is_memory_socket(&memory_socket(0xc0_ffee)));
+        assert!(!is_memory_socket(&return_socket(0xc0_ffee)));
+        assert!([memory_socket, return_socket].map(|make| is_migration_socket(&make(7))) == [true, true]);
         for other in [
             "holdfast-00c0ffee",
             "holdfast-x0c0ffee.memory",
             "web1.memory",
-            "../holdfast-00c0ffee.memory",
+            "../holdfast-00c0ffee.return",
         ] {
-            assert!(!is_memory_socket(&Path::new(HYPERVISOR_SOCKETS).join(other)), "{other}");
+            assert!(
+                !is_migration_socket(&Path::new(HYPERVISOR_SOCKETS).join(other)),
+                "{other}"
+            );
         }
     }
 

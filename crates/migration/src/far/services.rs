@@ -1,0 +1,196 @@
+//! A host that serves the `migrate` of another host over a socket: the way back of a machine.
+
+use std::io::{Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use holdfast_engine::is_memory_socket;
+use holdfast_live_copy::{ByteStream, ReceiveTools, serve_receiver};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
+
+use super::serve::{FarTools, serve_far};
+use crate::streams::join_streams;
+
+/// Limit of the first line of a connection. A path has at most 4096 bytes.
+const LINE_BYTES_MAX: usize = 8192;
+/// Interval of looking whether the way back is needed any more.
+const LOOK_INTERVAL: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+/// How long a connection may take to say what it is for.
+const GREETING_PATIENCE: Duration = Duration::from_secs(30);
+/// The version of the first line.
+const VERSION: u32 = 1;
+
+/// What a connection is for: its first line. What follows belongs to the service.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "service", rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) enum HostService {
+    /// Requests about the machine.
+    Machine { version: u32 },
+    /// The receiver of a disk.
+    Disk { version: u32 },
+    /// The bytes of a socket: that of the hypervisor, or one for memory.
+    Socket { version: u32, path: PathBuf },
+}
+
+impl HostService {
+    pub(crate) fn machine() -> Self {
+        Self::Machine { version: VERSION }
+    }
+
+    pub(crate) fn disk() -> Self {
+        Self::Disk { version: VERSION }
+    }
+
+    pub(crate) fn of_socket(path: &Path) -> Self {
+        Self::Socket {
+            version: VERSION,
+            path: path.to_owned(),
+        }
+    }
+
+    /// Connects to a host that serves at `socket`.
+    pub(crate) fn open(&self, socket: &Path) -> std::io::Result<UnixStream> {
+        let mut stream = UnixStream::connect(socket)?;
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        stream.write_all(&line)?;
+        Ok(stream)
+    }
+
+    /// Reads the first line of a connection, and nothing after it.
+    fn read(mut stream: &UnixStream) -> std::io::Result<Self> {
+        let mut line = Vec::new();
+        stream.set_read_timeout(Some(GREETING_PATIENCE))?;
+        while line.last() != Some(&b'\n') {
+            let mut byte = [0];
+            stream.read_exact(&mut byte)?;
+            line.extend(byte);
+            if line.len() > LINE_BYTES_MAX {
+                return Err(std::io::Error::other("the first line of a connection is too long"));
+            }
+        }
+        stream.set_read_timeout(None)?;
+        Ok(serde_json::from_slice(&line)?)
+    }
+}
+
+/// What the services need of their host.
+pub struct HostServices<'a> {
+    /// For requests about the machine.
+    pub machine: FarTools<'a>,
+    /// For its disks.
+    pub disks: ReceiveTools,
+}
+
+/// Serves all connections to `listener` until `is_ended`.
+///
+/// # Errors
+/// The listener fails. Connections that fail are closed.
+pub fn serve_host(
+    listener: &UnixListener,
+    services: &HostServices<'_>,
+    is_ended: &(dyn Fn() -> bool + Sync),
+) -> std::io::Result<()> {
+    let streams: Mutex<Vec<UnixStream>> = Mutex::default();
+    std::thread::scope(|scope| {
+        let accept = || {
+            while !is_ended() {
+                if !is_ready(listener)? {
+                    continue;
+                }
+                let (stream, _) = listener.accept()?;
+                let kept = stream.try_clone()?;
+                streams.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+                scope.spawn(move || {
+                    if let Err(error) = services.serve(&stream) {
+                        log::info!("a connection of the other host ended: {error}");
+                    }
+                    // The other host waits for the end, and `streams` has the socket, too.
+                    stream.shutdown(Shutdown::Both).ok();
+                });
+            }
+            Ok(())
+        };
+        let accepted = accept();
+        // Their threads wait for what will not come any more.
+        for stream in &*streams.lock().unwrap_or_else(PoisonError::into_inner) {
+            stream.shutdown(Shutdown::Both).ok();
+        }
+        accepted
+    })
+}
+
+impl HostServices<'_> {
+    fn serve(&self, stream: &UnixStream) -> std::io::Result<()> {
+        let other_version = || std::io::Error::other("it has another version of the protocol");
+        match HostService::read(stream)? {
+            HostService::Machine { version: VERSION } => serve_far(stream, stream, &self.machine),
+            HostService::Disk { version: VERSION } => {
+                let stream = ByteStream::of_socket(stream.try_clone()?)?;
+                let received = serve_receiver(stream, None, &self.disks);
+                received.map(drop).map_err(std::io::Error::other)
+            }
+            HostService::Socket { version: VERSION, path } => {
+                let is_hypervisor = self.machine.hypervisor.socket().as_deref() == Some(&*path);
+                if !is_hypervisor && !is_memory_socket(&path) {
+                    let reason = format!("{} is not a socket of a migration", path.display());
+                    return Err(std::io::Error::other(reason));
+                }
+                join_streams(stream, &UnixStream::connect(path)?);
+                Ok(())
+            }
+            _ => Err(other_version()),
+        }
+    }
+}
+
+/// Whether a connection waits, after at most [`LOOK_INTERVAL`].
+fn is_ready(listener: &UnixListener) -> std::io::Result<bool> {
+    match poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&LOOK_INTERVAL)) {
+        Ok(count) => Ok(count > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+
+    use super::{HostService, LINE_BYTES_MAX};
+
+    #[test]
+    fn a_first_line_is_read_without_what_follows() {
+        let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+        let lines = include_str!("../../tests/fixtures/services-1.jsonl");
+        for line in lines.lines() {
+            writeln!(ours, "{line}").unwrap();
+            ours.write_all(b"more").unwrap();
+            let service = HostService::read(&theirs).unwrap();
+            assert_eq!(serde_json::to_string(&service).unwrap(), line);
+            let mut more = [0; 4];
+            theirs.read_exact(&mut more).unwrap();
+            assert_eq!(&more, b"more");
+        }
+        assert_eq!(lines.lines().count(), 3);
+    }
+
+    #[test]
+    fn a_first_line_that_is_no_service_is_refused() {
+        let long = "x".repeat(LINE_BYTES_MAX + 1);
+        let shell = r#"{"service":"shell","version":1}"#;
+        for text in [shell, "\n", "{}", r#"{"service":"disk"}"#, &long] {
+            let (mut ours, theirs) = UnixStream::pair().unwrap();
+            writeln!(ours, "{text}").unwrap();
+            HostService::read(&theirs).unwrap_err();
+        }
+    }
+}
