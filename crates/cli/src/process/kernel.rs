@@ -24,6 +24,11 @@ pub fn release() -> Option<String> {
     Some(text.trim().to_owned())
 }
 
+/// This host's name.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// Tests the features of the file system of `folder`, with unnamed temporary files.
 pub fn file_features(folder: &Path) -> Vec<FileFeature> {
     let feature = |name, purpose, present| FileFeature { name, purpose, present };

@@ -164,7 +164,8 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
         },
         limit: args.link.bwlimit,
         execution: crate::args::Switch::execution(args.dry_run || args.status),
-        here: host_name(),
+        // It distinguishes targets on this host from targets of the same name elsewhere.
+        here: crate::process::kernel::host_name(),
         locks: runs::locks_folder(context),
         clock: context.clock().clone(),
     };
@@ -175,10 +176,4 @@ fn run(args: &ReplicateArgs, context: &Context) -> Result<Exit, Error> {
         _ => ReplicatedShown::Done,
     };
     context.report(&ReplicateDone::new(report, shown))
-}
-
-/// This host's name: it distinguishes targets on this host from targets of the same name elsewhere.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_owned()
 }

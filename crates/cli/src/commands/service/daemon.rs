@@ -187,7 +187,7 @@ fn act(
         mode,
         state: state.folder(context)?,
         program,
-        host: host(),
+        host: crate::process::kernel::host_name(),
         zone: context.zone().clone(),
         withheld: withheld(),
         watchdog_interval: service.watchdog_interval(),
@@ -231,11 +231,6 @@ fn log_sink(context: &Context) -> LogSink {
             console.text(&service::line(severity, text, reader));
         }
     })
-}
-
-/// This host's name.
-pub(crate) fn host() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// Variables that are removed from the environment of jobs: those of this process only, and those that repeat

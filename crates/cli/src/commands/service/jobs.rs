@@ -129,7 +129,7 @@ fn run(args: &JobsArgs, context: &Context) -> Result<Exit, Error> {
 /// The next run of a job according to its record, which is corrected if only a wrong clock can explain it; `None` if
 /// there is none or the job is running.
 pub(super) fn next_run(job: &Job, record: &mut JobRecord, now: Timestamp, context: &Context) -> Option<Timestamp> {
-    let timing = job.timing(&crate::commands::service::daemon::host());
+    let timing = job.timing(&crate::process::kernel::host_name());
     record.state.normalize(&timing, context.zone(), now);
     match record.state.due(&timing, context.zone(), now) {
         _ if !job.is_enabled => None,
@@ -140,7 +140,7 @@ pub(super) fn next_run(job: &Job, record: &mut JobRecord, now: Timestamp, contex
 }
 
 fn document(job: &Job, mut record: JobRecord, now: Timestamp, context: &Context) -> JobDocument {
-    let timing = job.timing(&crate::commands::service::daemon::host());
+    let timing = job.timing(&crate::process::kernel::host_name());
     let next = next_run(job, &mut record, now, context);
     let due = record.state.due(&timing, context.zone(), now);
     let local = |time: Option<Timestamp>| time.map(|time| time::local(time, context.zone())).unwrap_or_default();

@@ -91,11 +91,7 @@ fn run(args: &NotifyArgs, context: &Context) -> Result<Exit, Error> {
         text: "Messages of holdfast arrive.".to_owned(),
         run: None,
     };
-    let message = Message::new(
-        &notice,
-        &crate::commands::service::daemon::host(),
-        &time::now().to_string(),
-    );
+    let message = Message::new(&notice, &crate::process::kernel::host_name(), &time::now().to_string());
     let withheld = [environment::PASSWORD.to_owned()];
     let answer = deliver(&notify.channel, &message, &withheld, &**context.clock());
     context.report(&Sent {

@@ -95,7 +95,7 @@ pub(super) fn show(path: PathBuf, shown: SettingsShown, context: &Context) -> Re
 }
 
 fn document(config: &Config, job: &Job, shown: SettingsShown, context: &Context) -> ConfiguredJob {
-    let timing = job.timing(&crate::commands::service::daemon::host());
+    let timing = job.timing(&crate::process::kernel::host_name());
     let first = timing.next_after(time::now(), context.zone());
     let times = std::iter::successors(first, |last| timing.next_after(*last, context.zone())).take(NEXT_COUNT);
     let times = times.map(|time| time.saturating_add(timing.delay).unwrap_or(time));
