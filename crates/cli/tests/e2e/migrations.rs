@@ -8,6 +8,7 @@ use std::time::Duration;
 use holdfast_block::Clock as _;
 use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::run;
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::replication::sshd::{Program, Sshd};
@@ -121,16 +122,28 @@ impl TwoHosts {
         [&self.here, &self.there].map(Self::state)
     }
 
-    /// Sockets for the memory that are left.
-    fn memory_sockets(lab: &LibvirtLab) -> Vec<String> {
-        let entries = std::fs::read_dir(format!("/proc/{}/root/var/lib/libvirt/qemu", process_of(lab))).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.ends_with(".memory")).collect()
+    fn wait_for_one_owner(&self) {
+        wait_until("the machine runs on one host", || {
+            let states = self.states();
+            states.iter().filter(|state| *state == "running").count() == 1
+                && states
+                    .iter()
+                    .all(|state| ["running", "shut off", "absent"].contains(&&state[..]))
+        });
     }
 
-    fn assert_no_memory_sockets(&self) {
+    /// Sockets of migrations that are left.
+    fn sockets(lab: &LibvirtLab) -> Vec<String> {
+        let entries = std::fs::read_dir(format!("/proc/{}/root/var/lib/libvirt/qemu", process_of(lab))).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names
+            .filter(|name| [".memory", ".return"].iter().any(|ending| name.ends_with(ending)))
+            .collect()
+    }
+
+    fn assert_no_sockets(&self) {
         for lab in [&self.here, &self.there] {
-            assert_eq!(Self::memory_sockets(lab), [""; 0]);
+            assert_eq!(Self::sockets(lab), [""; 0]);
         }
     }
 
@@ -154,7 +167,18 @@ pub(crate) fn reports() -> Vec<Value> {
     let Some(hosts) = TwoHosts::new() else {
         return Vec::new();
     };
-    vec![hosts.moved(&["--dry-run"]), hosts.moved(&["--max-frozen", "20s"])]
+    let plan = hosts.moved(&["--dry-run"]);
+    let repeated = hosts.moved(&["--max-frozen", "20s", "--repeat", "1", "--delete-former"]);
+    assert_eq!(hosts.states(), ["running", "shut off"]);
+    assert_eq!(repeated["round_trips"], 1, "{repeated}");
+    let stopped_us = |direction: &str| {
+        let times = repeated["times"].as_array().unwrap();
+        let stopped = times.iter().find(|time| time["time"] == "stopped").unwrap();
+        stopped[direction].as_u64().unwrap()
+    };
+    assert_eq!(stopped_us("there_max_us"), repeated["moves"][0]["stopped_us"]);
+    assert_eq!(stopped_us("back_average_us"), repeated["moves"][1]["stopped_us"]);
+    vec![plan, repeated, hosts.moved(&["--max-frozen", "20s"])]
 }
 
 #[test]
@@ -187,7 +211,7 @@ fn a_guest_moves_with_its_disk_and_its_memory() {
         last > stopped_at,
         "{last}: written after {stopped_at}, when it was stopped here"
     );
-    hosts.assert_no_memory_sockets();
+    hosts.assert_no_sockets();
     // It starts with the host on which it is.
     let autostart = |lab: &LibvirtLab| lab.virsh(&["list", "--all", "--autostart"]).contains("web1");
     assert!(!autostart(&hosts.here) && autostart(&hosts.there));
@@ -220,6 +244,69 @@ fn a_machine_comes_back_with_the_differences_of_its_disks() {
     hosts.console.assert_no_mismatch();
 }
 
+/// The other host migrates the machine back over the connection of this one, which it could not reach by itself.
+#[test]
+fn a_move_is_undone_from_this_host() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let boot = hosts.console.last().unwrap().boot;
+    let words = hosts.words(&["--undo"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let (kind, text) = hosts.rig.error(1, &words);
+    assert!(
+        kind == "refused" && text.contains("web1 is running here"),
+        "{kind}: {text}"
+    );
+    let sent = |report: &Value| report["disks"][0]["sent_bytes"].as_u64().unwrap();
+    let first = hosts.moved(&["--max-frozen", "20s"]);
+    assert_eq!(first["source"], Value::Null, "{first}");
+    let plan = hosts.moved(&["--undo", "--dry-run"]);
+    assert_eq!(plan["disks"][0]["seed"], hosts.image.to_str().unwrap(), "{plan}");
+    let back = hosts.moved(&["--max-frozen", "20s", "--undo", "--delete-former"]);
+    assert_eq!(hosts.states(), ["running", "shut off"]);
+    assert_eq!(back["source"], hosts.destination(), "{back}");
+    assert_eq!(back["destination"], Value::Null, "{back}");
+    assert!(sent(&back) * 2 < sent(&first), "{first} {back}");
+    // The disk is in the folder in which it was, and the former one is deleted.
+    let disk = hosts.image.with_extension("raw");
+    assert_eq!(back["disks"][0]["path"], disk.to_str().unwrap(), "{back}");
+    assert!(disk.exists() && !hosts.image.exists());
+    let later = hosts.console.wait_for_more(50);
+    assert_eq!(later.boot, boot, "the guest has booted again");
+    hosts.console.assert_no_mismatch();
+    hosts.assert_no_sockets();
+}
+
+/// The program here is interrupted, or killed: the other host notices it.
+#[test]
+fn an_undo_that_is_ended_leaves_the_machine_on_one_host() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    hosts.moved(&["--max-frozen", "20s"]);
+    let words = hosts.words(&["--accept-incomplete-memory", "--max-frozen", "20s", "--undo"]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    for (delay_ms, signal) in [
+        (700, Signal::INT),
+        (1200, Signal::KILL),
+        (2000, Signal::KILL),
+        (2600, Signal::TERM),
+    ] {
+        let mut ended = hosts.rig.command(&words).spawn().unwrap();
+        hosts.here.clock.sleep(Duration::from_millis(delay_ms));
+        rustix::process::kill_process(rustix::process::Pid::from_child(&ended), signal).unwrap();
+        ended.wait().unwrap();
+        hosts.wait_for_one_owner();
+        hosts.console.wait_for_more(20);
+        if hosts.states()[0] == "running" {
+            break;
+        }
+    }
+    if hosts.states()[1] == "running" {
+        hosts.moved(&["--max-frozen", "20s", "--undo"]);
+    }
+    assert_eq!(hosts.states(), ["running", "shut off"]);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+}
+
 #[test]
 fn a_machine_that_would_be_stopped_for_too_long_stays_and_can_be_moved_later() {
     let Some(hosts) = TwoHosts::new() else { return };
@@ -229,7 +316,7 @@ fn a_machine_that_would_be_stopped_for_too_long_stays_and_can_be_moved_later() {
     assert_eq!(document["status"], "error", "{document}");
     assert_eq!(hosts.states(), ["running", "absent"]);
     hosts.console.wait_for_more(20);
-    hosts.assert_no_memory_sockets();
+    hosts.assert_no_sockets();
     // What was copied is used by the next move.
     assert_eq!(
         hosts.names_there(),
@@ -436,13 +523,7 @@ fn a_killed_move_leaves_the_machine_on_one_host() {
         hosts.here.clock.sleep(Duration::from_millis(delay_ms));
         killed.kill().unwrap();
         killed.wait().unwrap();
-        wait_until("the machine runs on one host", || {
-            let states = hosts.states();
-            states.iter().filter(|state| *state == "running").count() == 1
-                && states
-                    .iter()
-                    .all(|state| ["running", "shut off", "absent"].contains(&&state[..]))
-        });
+        hosts.wait_for_one_owner();
         hosts.console.wait_for_more(20);
         if hosts.states()[1] == "running" {
             break;
@@ -456,7 +537,7 @@ fn a_killed_move_leaves_the_machine_on_one_host() {
     hosts.console.assert_no_mismatch();
     // Each killed attempt may have left a socket.
     hosts.rig.run(&["doctor", "--fix", "--connect", &hosts.here.uri()]);
-    assert_eq!(TwoHosts::memory_sockets(&hosts.here), [""; 0]);
+    assert_eq!(TwoHosts::sockets(&hosts.here), [""; 0]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_host::{Ssh, SshAddress, StreamTools};
+use holdfast_host::{Ssh, SshAddress, StreamTools, ToolError};
 use holdfast_live_copy::{Connector, LocalConnector, ProgramConnector, ReceiveTools, Seed};
 use holdfast_repo::key::SystemRandomness;
 
@@ -14,6 +14,7 @@ use crate::machines::datasets::TOOL_TIME_OUT;
 use crate::machines::runs;
 
 const SCHEME: &str = "ssh://";
+const SOCKET_SCHEME: &str = "unix://";
 
 /// A host that ssh reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,12 +60,7 @@ impl SshHost {
         };
         let folder = format!("holdfast-ssh-{:08x}", runs::new_run()?);
         let folder = context.runtime_folder().join(folder);
-        let failed = |error| {
-            Error::from(holdfast_engine::Error::from(
-                holdfast_host::provider::ProviderError::from(error),
-            ))
-        };
-        Ssh::connect(address, folder, Arc::clone(context.clock()), TOOL_TIME_OUT).map_err(failed)
+        Ssh::connect(address, folder, Arc::clone(context.clock()), TOOL_TIME_OUT).map_err(ssh_error)
     }
 }
 
@@ -77,10 +73,28 @@ impl std::fmt::Display for SshHost {
     }
 }
 
-/// A host to which a machine moves, and the folder of its disks there: `ssh://[USER@]HOST[:PORT][/FOLDER]`.
+/// A failure of ssh.
+pub(super) fn ssh_error(error: ToolError) -> Error {
+    let error = holdfast_host::provider::ProviderError::from(error);
+    holdfast_engine::Error::from(error).into()
+}
+
+/// How a host is reached to which a machine moves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum MoveRoute {
+    Ssh(SshHost),
+    /// At this socket, the host serves this migration. The name of the host is for people.
+    Socket {
+        name: String,
+        path: PathBuf,
+    },
+}
+
+/// A host to which a machine moves, and the folder of its disks there: `ssh://[USER@]HOST[:PORT][/FOLDER]`, or, between two
+/// holdfasts, `unix://HOST/SOCKET`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MoveTarget {
-    pub(super) host: SshHost,
+    pub(super) route: MoveRoute,
     /// None for the default of its hypervisor.
     pub(super) folder: Option<PathBuf>,
 }
@@ -88,7 +102,17 @@ pub(super) struct MoveTarget {
 impl MoveTarget {
     pub(super) fn parse(word: &OsStr) -> Result<Self, Error> {
         let wrong = |what: String| Error::usage(what, "write ssh://HOST, or ssh://USER@HOST:PORT/FOLDER");
-        let rest = word.to_str().and_then(|text| text.strip_prefix(SCHEME));
+        let text = word.to_str().unwrap_or_default();
+        if let Some((name, path)) = text.strip_prefix(SOCKET_SCHEME).and_then(|rest| rest.split_once('/')) {
+            return Ok(Self {
+                route: MoveRoute::Socket {
+                    name: name.to_owned(),
+                    path: Path::new("/").join(path),
+                },
+                folder: None,
+            });
+        }
+        let rest = text.strip_prefix(SCHEME);
         let rest = rest.ok_or_else(|| wrong(format!("{} is not the address of a host", word.display())))?;
         let (host, folder) = match rest.split_once('/') {
             Some((host, folder)) if !folder.is_empty() => (host, Some(Path::new("/").join(folder))),
@@ -96,7 +120,7 @@ impl MoveTarget {
             None => (rest, None),
         };
         Ok(Self {
-            host: SshHost::parse(host).map_err(wrong)?,
+            route: MoveRoute::Ssh(SshHost::parse(host).map_err(wrong)?),
             folder,
         })
     }
@@ -104,12 +128,20 @@ impl MoveTarget {
 
 impl std::fmt::Display for MoveTarget {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "{SCHEME}{}", self.host)?;
+        match &self.route {
+            MoveRoute::Ssh(host) => write!(formatter, "{SCHEME}{host}")?,
+            MoveRoute::Socket { name, .. } => formatter.write_str(name)?,
+        }
         match &self.folder {
             Some(folder) => write!(formatter, "{}", folder.display()),
             None => Ok(()),
         }
     }
+}
+
+/// The address of a host that serves a migration at a socket of the host that reads the address.
+pub(super) fn socket_address(name: &str, path: &Path) -> String {
+    format!("{SOCKET_SCHEME}{name}{}", path.display())
 }
 
 /// A target as it is written on the command line.
@@ -216,7 +248,7 @@ mod tests {
     use std::ffi::OsStr;
     use std::path::Path;
 
-    use super::{CopyTarget, MoveTarget};
+    use super::{CopyTarget, MoveRoute, MoveTarget, socket_address};
 
     #[test]
     fn a_target_is_a_path_here_or_on_a_host() {
@@ -249,7 +281,22 @@ mod tests {
         for without in ["ssh://host2", "ssh://host2/"] {
             assert_eq!(MoveTarget::parse(OsStr::new(without)).unwrap().folder, None);
         }
-        for wrong in ["host2", "/srv/vm", "ssh://", "ssh://-x/srv", "qemu+ssh://host2/system"] {
+        let address = socket_address("host1", Path::new("/run/a.return"));
+        let target = MoveTarget::parse(OsStr::new(&address)).unwrap();
+        assert_eq!(target.to_string(), "host1");
+        let route = MoveRoute::Socket {
+            name: "host1".to_owned(),
+            path: "/run/a.return".into(),
+        };
+        assert_eq!((target.route, target.folder), (route, None));
+        for wrong in [
+            "host2",
+            "/srv/vm",
+            "ssh://",
+            "ssh://-x/srv",
+            "qemu+ssh://host2/system",
+            "unix://host1",
+        ] {
             MoveTarget::parse(OsStr::new(wrong)).unwrap_err();
         }
     }

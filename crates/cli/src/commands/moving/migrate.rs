@@ -1,25 +1,29 @@
 //! `holdfast migrate`: moves a machine to another host, also while it runs.
 
+mod other_host;
+mod repeat;
 mod report;
+mod undo;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Job, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine, memory_socket};
-use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, MachineState, Ssh, StreamTools};
-use holdfast_live_copy::{CopyWarning, Forecast, ProgramConnector, ThrottlePolicy};
+use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, MachineState};
+use holdfast_live_copy::{CopyWarning, Forecast, ThrottlePolicy};
 use holdfast_migration::{
-    CopyEvents, Error as MigrationError, FarHost, FormerDisks, IncompleteMemory, MigrationObserver, MigrationPhase,
+    CopyEvents, Error as MigrationError, FormerDisks, IncompleteMemory, MigrationObserver, MigrationPhase,
     MigrationPlan, MigrationReport, MigrationTools, PlanRequest, RunningTools, migrate_running, migrate_shut_off, plan,
 };
 use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
 
-use super::far::{MoveTarget, program};
+use super::far::{MoveRoute, MoveTarget, program};
 use super::live_copy::advice::copy_error;
 use super::live_copy::events::{round_text, warning_text};
 use super::live_copy::parse_time;
@@ -32,7 +36,9 @@ use crate::machines::{connect_libvirt, libvirt_address, runs};
 use crate::output::Console;
 use crate::process::time;
 use crate::units;
+use other_host::OtherHost;
 use report::{Migrated, MigrationPlanned};
+use undo::Returned;
 
 /// Attempts to stop the machine within the limit.
 const ATTEMPT_COUNT_MAX: u32 = 5;
@@ -70,6 +76,12 @@ pub(crate) struct MigrateArgs {
     /// Show what would be migrated, and what prevents it; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
+    /// Bring a machine back that was migrated to the host: it becomes the source, and only the differences are sent
+    #[arg(long)]
+    undo: bool,
+    /// Migrate the machine to the host and back, this number of times, and show the times; needs --delete-former
+    #[arg(long, value_name = "NUMBER", conflicts_with_all = ["undo", "dry_run", "seed"], requires = "delete_former")]
+    repeat: Option<NonZeroU32>,
     #[command(flatten)]
     running: RunningArgs,
 }
@@ -100,53 +112,41 @@ impl Verb for MigrateArgs {
             line: "holdfast migrate web1 ssh://root@host2/srv/vm --max-frozen 200ms",
         },
         Example {
-            wish: "On host2: bring it back, send only what differs from its old disks, and delete these",
-            line: "holdfast migrate web1 ssh://root@host1/srv/vm --delete-former",
+            wish: "Bring it back, send only what differs from its old disks, and delete these",
+            line: "holdfast migrate web1 ssh://root@host2 --undo --delete-former",
         },
     ];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let target = MoveTarget::parse(&self.destination)?;
-        let uri = libvirt_address(self.connect.as_deref(), context);
-        // Calls on one connection wait for each other: a migration takes minutes, and others must be answered in milliseconds.
-        let [moving, control, watching, tracking] = [(); 4].map(|()| connect_libvirt(&uri, context));
-        let connections = Connections {
-            uri,
-            moving: moving?,
-            control: control?,
-            watching: watching?,
-            tracking: tracking?,
-        };
-        let ssh = Arc::new(target.host.connect(&self.ssh_option, context)?);
-        let far = FarHost::start(&*ssh, &self.connect_there).map_err(migration_error)?;
-        let watched = connections.watching.machine(&self.machine);
-        let watched = watched.map_err(holdfast_engine::Error::from)?;
-        let plan = plan(&PlanRequest {
-            hypervisor: &connections.control,
-            machine: &*watched,
-            far: &far,
-            folder: target.folder.as_deref(),
-            seeds: parse_seeds(&self.seed)?,
-            incomplete_memory: if self.running.accept_incomplete_memory {
-                IncompleteMemory::Accept
-            } else {
-                IncompleteMemory::Refuse
-            },
-        })
-        .map_err(migration_error)?;
-        if self.dry_run {
-            return context.report(&MigrationPlanned::new(&plan, &target));
+        if let Some(count) = self.repeat {
+            return self.move_repeatedly(&target, count, context);
         }
-        for note in &plan.notes {
-            context.console().note(note);
+        if self.undo {
+            return match self.bring_back(&target, context)? {
+                Returned::Back { report, exit } => {
+                    let shown = context.report(&*report)?;
+                    Ok(shown.with_warning_count(usize::from(exit == Exit::Warnings)))
+                }
+                Returned::Shown(exit) => Ok(exit),
+            };
         }
-        plan.require_no_obstacles().map_err(migration_error)?;
-        let report = match plan.state {
-            MachineState::Running => self.move_running(&plan, &connections, &ssh, &far, context)?,
-            _ => self.move_shut_off(&plan, &connections, &ssh, &far, context)?,
+        let other = OtherHost::reach(&target, self, context)?;
+        let Some(report) = self.migrate(&target, &other, context)? else {
+            return Ok(Exit::Ok);
         };
-        context.report(&Migrated::new(&plan, &target, &report))
+        match target.route {
+            MoveRoute::Ssh(_) => context.report(&report),
+            MoveRoute::Socket { .. } => {
+                let document = serde_json::to_value(&report).map_err(Error::Json)?;
+                match other.far.send_report(document) {
+                    Ok(()) => Ok(Exit::Ok.with_warning_count(context.console().warnings().len())),
+                    // The machine is there.
+                    Err(_) => context.report(&report),
+                }
+            }
+        }
     }
 }
 
@@ -195,18 +195,49 @@ impl Connections {
     }
 }
 
-/// Forwards sockets of this host to sockets of the other one.
-fn forwarder<'a>(ssh: &'a Ssh, host: &'a str) -> impl Fn(&Path, &Path) -> Result<(), MigrationError> + Sync + 'a {
-    move |here, there| {
-        let forwarded = ssh.forward_socket(here, there);
-        forwarded.map_err(|source| MigrationError::Forward {
-            host: host.to_owned(),
-            source,
-        })
-    }
-}
-
 impl MigrateArgs {
+    /// Migrates the machine. Returns nothing after a dry run, which is reported here.
+    fn migrate(&self, target: &MoveTarget, other: &OtherHost, context: &Context) -> Result<Option<Migrated>, Error> {
+        let uri = libvirt_address(self.connect.as_deref(), context);
+        // Calls on one connection wait for each other: a migration takes minutes, and others must be answered in milliseconds.
+        let [moving, control, watching, tracking] = [(); 4].map(|()| connect_libvirt(&uri, context));
+        let connections = Connections {
+            uri,
+            moving: moving?,
+            control: control?,
+            watching: watching?,
+            tracking: tracking?,
+        };
+        let watched = connections.watching.machine(&self.machine);
+        let watched = watched.map_err(holdfast_engine::Error::from)?;
+        let plan = plan(&PlanRequest {
+            hypervisor: &connections.control,
+            machine: &*watched,
+            far: &other.far,
+            folder: target.folder.as_deref(),
+            seeds: parse_seeds(&self.seed)?,
+            incomplete_memory: if self.running.accept_incomplete_memory {
+                IncompleteMemory::Accept
+            } else {
+                IncompleteMemory::Refuse
+            },
+        })
+        .map_err(migration_error)?;
+        if self.dry_run {
+            context.report(&MigrationPlanned::new(&plan, target))?;
+            return Ok(None);
+        }
+        for note in &plan.notes {
+            context.console().note(note);
+        }
+        plan.require_no_obstacles().map_err(migration_error)?;
+        let report = match plan.state {
+            MachineState::Running => self.move_running(&plan, &connections, other, context)?,
+            _ => self.move_shut_off(&plan, &connections, other, context)?,
+        };
+        Ok(Some(Migrated::new(&plan, target, &report)))
+    }
+
     fn throttle_policy(&self) -> ThrottlePolicy {
         if self.running.throttle {
             ThrottlePolicy::IfNeeded
@@ -218,25 +249,21 @@ impl MigrateArgs {
     fn common_tools<'a>(
         &self,
         connections: &'a Connections,
-        ssh: &Arc<Ssh>,
-        far: &'a FarHost,
+        other: &'a OtherHost,
         observer: &'a ShownMove<'a>,
         context: &Context,
     ) -> MigrationTools<'a> {
-        let streams: Arc<dyn StreamTools> = Arc::clone(ssh) as _;
-        let clock = context.clock();
-        let connector = ProgramConnector::new(streams, "holdfast".to_owned(), Arc::clone(clock));
         MigrationTools {
             control: &connections.control,
-            far,
-            connector: Arc::new(connector),
+            far: &other.far,
+            connector: Arc::clone(&other.connector),
             former_disks: if self.delete_former {
                 FormerDisks::Delete
             } else {
                 FormerDisks::Keep
             },
             retry_time: self.retry_for,
-            clock: Arc::clone(clock),
+            clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),
             observer,
@@ -247,12 +274,11 @@ impl MigrateArgs {
         &self,
         plan: &MigrationPlan,
         connections: &Connections,
-        ssh: &Arc<Ssh>,
-        far: &FarHost,
+        other: &OtherHost,
         context: &Context,
     ) -> Result<MigrationReport, Error> {
         let observer = ShownMove::new(plan, context);
-        let tools = self.common_tools(connections, ssh, far, &observer, context);
+        let tools = self.common_tools(connections, other, &observer, context);
         let moved = context.work(1, |job| Ok(migrate_shut_off(plan, &tools, job)))?;
         moved.map_err(migration_error)
     }
@@ -261,8 +287,7 @@ impl MigrateArgs {
         &self,
         plan: &MigrationPlan,
         connections: &Connections,
-        ssh: &Arc<Ssh>,
-        far: &FarHost,
+        other: &OtherHost,
         context: &Context,
     ) -> Result<MigrationReport, Error> {
         let run = runs::new_run()?;
@@ -292,11 +317,11 @@ impl MigrateArgs {
         let moved = context.work(1, |job: Job<'_>| {
             let tracked = TrackedMachine::begin(request, job)?;
             let tools = RunningTools {
-                common: self.common_tools(connections, ssh, far, &observer, context),
+                common: self.common_tools(connections, other, &observer, context),
                 hypervisor: &connections.moving,
                 watched: &*watched,
                 tracked: &tracked,
-                forward: &forwarder(ssh, far.host()),
+                forward: &*other.forward,
                 folder: sockets.path().to_owned(),
                 memory_socket: memory_socket(run),
                 frozen_max: self.running.max_frozen,

@@ -2,20 +2,23 @@
 
 use holdfast_host::MachineState;
 use holdfast_migration::{MigrationPlan, MigrationReport};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::super::far::MoveTarget;
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
-/// The report of `migrate`.
-#[derive(Debug, Serialize)]
+/// The report of `migrate`. The host that brings a machine back sends it to the host that asked for it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Migrated {
     dry_run: bool,
     machine: String,
-    destination: String,
+    /// The address of the host that had the machine; null for this host.
+    source: Option<String>,
+    /// The address of the host that has it now; null for this host.
+    destination: Option<String>,
     /// `running` or `shut-off`.
-    state: &'static str,
+    state: String,
     disks: Vec<MovedDiskDocument>,
     memory_bytes: u64,
     attempts: u32,
@@ -25,7 +28,7 @@ pub(super) struct Migrated {
     duration_ms: u64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct MovedDiskDocument {
     disk: String,
     path: String,
@@ -38,10 +41,10 @@ struct MovedDiskDocument {
     seal_us: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct MovePhaseDocument {
-    phase: &'static str,
-    duration_us: u64,
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct MovePhaseDocument {
+    pub(super) phase: String,
+    pub(super) duration_us: u64,
 }
 
 impl Migrated {
@@ -57,14 +60,15 @@ impl Migrated {
             seal_us: units::micros(disk.copy.handover.seal),
         });
         let phases = report.phases.iter().map(|time| MovePhaseDocument {
-            phase: time.phase.word(),
+            phase: time.phase.word().to_owned(),
             duration_us: units::micros(time.duration),
         });
         Self {
             dry_run: false,
             machine: plan.machine.clone(),
-            destination: target.to_string(),
-            state: state_word(plan),
+            source: None,
+            destination: Some(target.to_string()),
+            state: state_word(plan).to_owned(),
             disks: disks.collect(),
             memory_bytes: report.memory_bytes,
             attempts: report.attempt_count,
@@ -72,6 +76,28 @@ impl Migrated {
             phases: phases.collect(),
             duration_ms: units::millis(report.duration),
         }
+    }
+
+    /// The same report, of a machine that has come back to this host from `source`.
+    pub(super) fn returned_from(self, source: &MoveTarget) -> Self {
+        Self {
+            source: Some(source.to_string()),
+            destination: None,
+            ..self
+        }
+    }
+
+    /// From the stop of the machine until it ran at its destination.
+    pub(super) fn stopped_us(&self) -> u64 {
+        self.stopped_us
+    }
+
+    pub(super) fn duration_us(&self) -> u64 {
+        self.duration_ms * 1000
+    }
+
+    pub(super) fn phases(&self) -> &[MovePhaseDocument] {
+        &self.phases
     }
 }
 
@@ -91,9 +117,12 @@ impl Report for Migrated {
         } else {
             ("is defined", "is still defined")
         };
+        let place = |address: &Option<String>| address.as_ref().map_or("here".to_owned(), |host| format!("at {host}"));
         page.line(&format!(
-            "{} {there} at {}; here it {here}, and its disks are kept",
-            self.machine, self.destination
+            "{} {there} {}; {} it {here}, and its disks are kept",
+            self.machine,
+            place(&self.destination),
+            place(&self.source)
         ));
         let mut table = Table::new([
             Column::text("DISK"),
@@ -120,7 +149,7 @@ impl Report for Migrated {
         page.table(&table);
         let mut table = Table::new([Column::text("PHASE"), Column::number("TIME")]);
         for phase in &self.phases {
-            table.row([phase.phase.to_owned(), milliseconds(phase.duration_us)]);
+            table.row([phase.phase.clone(), milliseconds(phase.duration_us)]);
         }
         page.table(&table);
         if runs {
@@ -145,7 +174,7 @@ fn state_word(plan: &MigrationPlan) -> &'static str {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a time for people")]
-fn milliseconds(micros: u64) -> String {
+pub(super) fn milliseconds(micros: u64) -> String {
     format!("{:.1} ms", micros as f64 / 1000.0)
 }
 

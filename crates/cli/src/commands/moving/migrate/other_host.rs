@@ -1,0 +1,67 @@
+//! The host to which a machine moves, as ssh or a socket reaches it.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use holdfast_host::StreamTools;
+use holdfast_live_copy::{Connector, ProgramConnector};
+use holdfast_migration::{Error as MigrationError, FarHost, SocketHost};
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::super::far::{MoveRoute, MoveTarget};
+use super::{MigrateArgs, migration_error};
+use crate::context::Context;
+use crate::errors::Error;
+
+/// Forwards connections to the first socket, here, to the second one, there.
+type SocketForwarder = dyn Fn(&Path, &Path) -> Result<(), MigrationError> + Sync;
+
+/// A host that can be asked, that receives disks, and whose sockets can be reached.
+pub(super) struct OtherHost {
+    pub(super) far: FarHost,
+    pub(super) connector: Arc<dyn Connector>,
+    pub(super) forward: Box<SocketForwarder>,
+}
+
+impl OtherHost {
+    pub(super) fn reach(target: &MoveTarget, args: &MigrateArgs, context: &Context) -> Result<Self, Error> {
+        match &target.route {
+            MoveRoute::Ssh(host) => {
+                let ssh = Arc::new(host.connect(&args.ssh_option, context)?);
+                let far = FarHost::start(&*ssh, &args.connect_there).map_err(migration_error)?;
+                let streams: Arc<dyn StreamTools> = Arc::clone(&ssh) as _;
+                let clock = Arc::clone(context.clock());
+                let host = far.host().to_owned();
+                Ok(Self {
+                    far,
+                    connector: Arc::new(ProgramConnector::new(streams, "holdfast".to_owned(), clock)),
+                    forward: Box::new(move |here, there| {
+                        let forwarded = ssh.forward_socket(here, there);
+                        forwarded.map_err(|source| MigrationError::Forward {
+                            host: host.clone(),
+                            source,
+                        })
+                    }),
+                })
+            }
+            MoveRoute::Socket { name, path } => {
+                stop_with_input();
+                let host = SocketHost::new(path.clone(), name.clone());
+                Ok(Self {
+                    far: host.far().map_err(migration_error)?,
+                    connector: Arc::new(host.connector()),
+                    forward: Box::new(move |here, there| host.forward(here, there)),
+                })
+            }
+        }
+    }
+}
+
+/// The host that serves the migration has started this program. It keeps the input open until the program is to stop; if that
+/// host or the connection to it fails, the input ends, too.
+fn stop_with_input() {
+    std::thread::spawn(|| {
+        std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
+        kill_process(getpid(), Signal::TERM).ok();
+    });
+}

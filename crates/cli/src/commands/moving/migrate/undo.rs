@@ -1,0 +1,239 @@
+//! `migrate --undo`: the other host migrates the machine back to this one.
+//!
+//! The other host cannot reach this one by ssh in general. So it gets a socket that ssh forwards to this program, which
+//! serves the migration: requests, the receivers of the disks, and the sockets of the hypervisor.
+
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use holdfast_block::Clock as _;
+use holdfast_engine::{Interrupted, RETURN_SOCKET, RuntimeFolder, return_socket};
+use holdfast_host::{DiskKind, DiskSource, Hypervisor, Libvirt, MachineState, Piped, ToolError};
+use holdfast_migration::{FarTools, HostServices, serve_host};
+
+use super::super::far::{MoveRoute, MoveTarget, program, receive_tools, socket_address, ssh_error};
+use super::MigrateArgs;
+use super::report::Migrated;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::machines::{Hypervisors, runs};
+use crate::output::Format;
+use crate::process::kernel::host_name;
+use crate::process::time;
+
+/// Interval of looking whether the program of the other host has ended.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// The exit code of ssh for its own failures, and for programs that a signal has ended.
+const CODE_OF_SSH: i32 = 255;
+
+/// How the other host has ended.
+pub(super) enum Returned {
+    /// The machine is here. The exit code counts the warnings of the other host.
+    Back { report: Box<Migrated>, exit: Exit },
+    /// It has shown what it would do, or why it has failed.
+    Shown(Exit),
+}
+
+/// This host, as it serves the migration.
+struct ReturnPath<'a> {
+    listener: &'a UnixListener,
+    /// The path of the listener.
+    socket: &'a Path,
+    hypervisor: &'a Libvirt,
+    image_folder: Option<PathBuf>,
+}
+
+/// What the other host has left.
+struct ReturnEnd {
+    code: Option<i32>,
+    /// The report, if the machine is here.
+    report: Option<serde_json::Value>,
+}
+
+impl MigrateArgs {
+    /// Lets the host of `target` migrate the machine to this one.
+    pub(super) fn bring_back(&self, target: &MoveTarget, context: &Context) -> Result<Returned, Error> {
+        let MoveRoute::Ssh(host) = &target.route else {
+            return Err(Error::usage(
+                format!("a machine does not come back from {target}"),
+                "name the host as ssh://HOST",
+            ));
+        };
+        let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
+        let hypervisor = hypervisors.libvirt()?;
+        let image_folder = former_folder(hypervisor, &self.machine)?;
+        let sockets = RuntimeFolder::make(&context.runtime_folder())?;
+        let socket = sockets.path().join(RETURN_SOCKET);
+        let listener = UnixListener::bind(&socket).map_err(socket_error("create", &socket))?;
+        let ssh = host.connect(&self.ssh_option, context)?;
+        let far_socket = return_socket(runs::new_run()?);
+        ssh.forward_socket_back(&far_socket, &socket).map_err(ssh_error)?;
+        let path = ReturnPath {
+            listener: &listener,
+            socket: &socket,
+            hypervisor,
+            image_folder,
+        };
+        let words = self.words_for_return(&far_socket, context);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let end = path.serve(|| ssh.start_shown("holdfast", &words), context)?;
+        let exit = exit_of(end.code).ok_or_else(|| self.lost(target))?;
+        match end.report.map(serde_json::from_value::<Migrated>) {
+            None => Ok(Returned::Shown(exit)),
+            Some(Ok(report)) => Ok(Returned::Back {
+                report: Box::new(report.returned_from(target)),
+                exit,
+            }),
+            Some(Err(_)) => {
+                let text = format!(
+                    "{} is here, but the report of {target} is of another version",
+                    self.machine
+                );
+                context.console().warning(&text);
+                Ok(Returned::Shown(exit.with_warning_count(1)))
+            }
+        }
+    }
+
+    /// The command line of the other host.
+    fn words_for_return(&self, socket: &Path, context: &Context) -> Vec<String> {
+        let mut words: Vec<String> = ["migrate", "--connect", &self.connect_there].map(str::to_owned).into();
+        let time = |time: Duration| format!("{}ms", time.as_millis());
+        words.extend(["--retry-for".to_owned(), time(self.retry_for)]);
+        words.extend(["--max-frozen".to_owned(), time(self.running.max_frozen)]);
+        for seed in &self.seed {
+            words.extend(["--seed".to_owned(), seed.to_string_lossy().into_owned()]);
+        }
+        let flags = [
+            (self.delete_former, "--delete-former"),
+            (self.dry_run, "--dry-run"),
+            (self.running.throttle, "--throttle"),
+            (self.running.accept_incomplete_memory, "--accept-incomplete-memory"),
+            (context.output().format() == Format::Json, "--json"),
+            (context.is_quiet(), "--quiet"),
+        ];
+        words.extend(
+            flags
+                .iter()
+                .filter(|(is_set, _)| *is_set)
+                .map(|(_, flag)| (*flag).to_owned()),
+        );
+        words.extend([
+            "--".to_owned(),
+            self.machine.clone(),
+            socket_address(&host_name(), socket),
+        ]);
+        words
+    }
+
+    fn lost(&self, target: &MoveTarget) -> Error {
+        Error::refused(
+            Kind::Io,
+            format!(
+                "the connection to {target} was lost while {} was migrated back",
+                self.machine
+            ),
+            "look at both hosts with 'virsh list --all'; if the machine still runs there, the same command continues",
+        )
+    }
+}
+
+impl ReturnPath<'_> {
+    /// Serves until the program that `start` starts has ended.
+    fn serve(self, start: impl FnOnce() -> Result<Piped, ToolError>, context: &Context) -> Result<ReturnEnd, Error> {
+        let report = Mutex::new(None);
+        let services = HostServices {
+            machine: FarTools {
+                hypervisor: self.hypervisor,
+                program: program(),
+                clock: Arc::clone(context.clock()),
+                now_ms: &|| time::now().as_millisecond(),
+                image_folder: self.image_folder,
+                report: &|document| *locked(&report) = Some(document),
+            },
+            disks: receive_tools(context),
+        };
+        let has_ended = AtomicBool::new(false);
+        let code = std::thread::scope(|scope| {
+            let serving = scope.spawn(|| serve_host(self.listener, &services, &|| has_ended.load(Ordering::Relaxed)));
+            let ended = start().map_err(ssh_error);
+            let ended = ended.and_then(|program| wait_for_return(program, context));
+            has_ended.store(true, Ordering::Relaxed);
+            let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            served.map_err(socket_error("serve", self.socket))?;
+            ended
+        })?;
+        let report = locked(&report).take();
+        Ok(ReturnEnd { code, report })
+    }
+}
+
+/// Waits until the program of the other host has ended; returns its exit code. A request to stop is passed on.
+fn wait_for_return(mut program: Piped, context: &Context) -> Result<Option<i32>, Error> {
+    let interrupt = context.interrupt()?;
+    let mut input = program.take_input();
+    loop {
+        if let Some(ended) = program.try_end().map_err(socket_error("wait for", Path::new("ssh")))? {
+            return match (ended.code, input) {
+                // The end of its input has stopped it.
+                (code, None) if code != Some(0) => Err(holdfast_engine::Error::from(Interrupted).into()),
+                (code, _) => Ok(code),
+            };
+        }
+        if interrupt.is_requested() {
+            input = None;
+        }
+        context.clock().sleep(LOOK_INTERVAL);
+    }
+}
+
+fn socket_error(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -> Error {
+    move |source| Error::File {
+        action,
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// The folder of the disks that the machine had here before; none if it is not defined here.
+///
+/// # Errors
+/// The machine runs here.
+fn former_folder(hypervisor: &dyn Hypervisor, machine: &str) -> Result<Option<PathBuf>, Error> {
+    let found = match hypervisor.machine(machine) {
+        Err(holdfast_host::Error::NoSuchMachine { .. }) => return Ok(None),
+        found => found.and_then(|found| found.describe()),
+    };
+    let found = found.map_err(holdfast_engine::Error::from)?;
+    if found.summary.state != MachineState::ShutOff {
+        return Err(Error::refused(
+            Kind::Refused,
+            format!("{machine} is {} here", found.summary.state),
+            "--undo brings a machine back that is at the other host",
+        ));
+    }
+    let own = found
+        .disks
+        .iter()
+        .filter(|disk| disk.kind == DiskKind::Disk && !disk.is_read_only);
+    let mut folders = own.filter_map(|disk| match &disk.source {
+        DiskSource::File(path) => path.parent(),
+        _ => None,
+    });
+    Ok(folders.next().map(Path::to_owned))
+}
+
+/// The exit of the program of the other host; none if the connection to it was lost.
+fn exit_of(code: Option<i32>) -> Option<Exit> {
+    let code = code.filter(|code| *code != CODE_OF_SSH)?;
+    let known = Exit::ALL.into_iter().find(|exit| i32::from(exit.code()) == code);
+    Some(known.unwrap_or(Exit::Error))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
