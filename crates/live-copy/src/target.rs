@@ -99,7 +99,9 @@ impl Target {
             journal.discard_without(state.as_ref());
             return Err(Error::TargetExists { path: path.clone() });
         }
-        let replaced = if is_named_early {
+        // A file with both names, and one that is complete, may be in use by a machine already.
+        let is_complete = is_owner && !partial.exists();
+        let replaced = if is_named_early || is_complete {
             None
         } else {
             lock_replaced(path).inspect_err(|_| journal.discard_without(state.as_ref()))?
@@ -111,7 +113,7 @@ impl Target {
                 let filled = filled.inspect_err(|_| drop(std::fs::remove_file(&partial)));
                 filled.map(|()| (device, file))
             }),
-            Some(_) if is_owner && !partial.exists() => open_file(path),
+            Some(_) if is_complete => open_file(path),
             Some(_) => open_file(&partial),
         };
         let (device, file) = opened.inspect_err(|_| journal.discard_without(state.as_ref()))?;
