@@ -187,11 +187,12 @@ impl<'a> DiskCopies<'a> {
         self.directors[disk].request_freeze();
     }
 
-    /// Whether no copy can go back any more.
-    pub(crate) fn are_committed(&self) -> bool {
-        let is_committed =
-            |state: &SenderState| matches!(state, SenderState::Commit | SenderState::InDoubt | SenderState::Done);
-        self.states.iter().all(is_committed)
+    /// Whether all receivers have confirmed that they own their disks.
+    ///
+    /// A receiver that has not may still end without COMMIT. The next one would then be sent the content of the disk here,
+    /// while the machine already writes to it there.
+    pub(crate) fn are_owned_there(&self) -> bool {
+        self.states.iter().all(|state| *state == SenderState::Done)
     }
 
     pub(crate) fn cancel(&self) {

@@ -97,6 +97,14 @@ pub enum Error {
         /// The limit.
         frozen_max_ms: u128,
     },
+    /// The receivers have not confirmed in time that they own the disks.
+    #[error("{host} did not confirm that it has all disks of {machine}, which runs here again")]
+    NotHandedOver {
+        /// The machine.
+        machine: String,
+        /// The other host.
+        host: String,
+    },
     /// The machine was switched off, or has crashed, while it was moved.
     #[error("{machine} {how}")]
     Ended {

@@ -236,7 +236,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     fn advance(&mut self) -> Result<()> {
         match self.stage {
             Stage::Disks if self.copies.are_armed() => self.begin_memory(),
-            Stage::HandingOver { .. } if self.copies.are_committed() => {
+            Stage::HandingOver { .. } if self.copies.are_owned_there() => {
                 self.times.end(MigrationPhase::Seal, self.tools.common.clock.now());
                 if let Some(relay) = &self.relay {
                     relay.open();
@@ -337,7 +337,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 Ok(())
             }
             Stage::HandingOver { since } if now.saturating_sub(since) > HANDOVER_PATIENCE => {
-                Err(self.frozen_too_long())
+                Err(Error::NotHandedOver {
+                    machine: self.plan.machine.clone(),
+                    host: self.tools.common.far.host().to_owned(),
+                })
             }
             _ => Ok(()),
         }

@@ -143,7 +143,7 @@ impl ShutOffMover<'_> {
     }
 
     fn are_handed_over(&self) -> bool {
-        self.plan.disks.is_empty() || (self.step == Step::HandingOver && self.copies.are_committed())
+        self.plan.disks.is_empty() || (self.step == Step::HandingOver && self.copies.are_owned_there())
     }
 
     fn handle(&mut self, event: MoveEvent) -> Result<()> {

@@ -1,5 +1,8 @@
 //! `migrate`: a machine moves between two hosts, each a libvirtd and an sshd in a mount namespace of their own.
 
+mod handovers;
+mod undo;
+
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -8,7 +11,6 @@ use std::time::Duration;
 use holdfast_block::Clock as _;
 use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::run;
-use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::replication::sshd::{Program, Sshd};
@@ -34,13 +36,18 @@ fn process_of(lab: &LibvirtLab) -> u32 {
 
 impl TwoHosts {
     fn new() -> Option<Self> {
+        Self::with(Program::Found)
+    }
+
+    /// Hosts of which the second one has this program.
+    fn with(program: Program<'_>) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
         let (here, there) = (LibvirtLab::new(), LibvirtLab::new());
         here.connect();
         there.connect();
-        let sshd = Sshd::start_inside(process_of(&there), Program::Found)?;
+        let sshd = Sshd::start_inside(process_of(&there), program)?;
         let mut rig = Rig::empty();
         rig.see_files_of(process_of(&here));
         let console = GuestConsole(rig.path("console"));
@@ -81,9 +88,13 @@ impl TwoHosts {
     }
 
     /// The machine moves in the other direction from now on.
-    fn turned(mut self) -> Self {
+    fn turned(self) -> Self {
+        self.turned_with(Program::Found)
+    }
+
+    fn turned_with(mut self, program: Program<'_>) -> Self {
         std::mem::swap(&mut self.here, &mut self.there);
-        self.sshd = Sshd::start_inside(process_of(&self.there), Program::Found).unwrap();
+        self.sshd = Sshd::start_inside(process_of(&self.there), program).unwrap();
         self.rig.see_files_of(process_of(&self.here));
         self
     }
@@ -241,69 +252,6 @@ fn a_machine_comes_back_with_the_differences_of_its_disks() {
     assert!(sent(&again) * 2 < sent(&first), "{first} {again}");
     let later = hosts.console.wait_for_more(50);
     assert_eq!(later.boot, boot, "the guest has booted again");
-    hosts.console.assert_no_mismatch();
-}
-
-/// The other host migrates the machine back over the connection of this one, which it could not reach by itself.
-#[test]
-fn a_move_is_undone_from_this_host() {
-    let Some(hosts) = TwoHosts::new() else { return };
-    let boot = hosts.console.last().unwrap().boot;
-    let words = hosts.words(&["--undo"]);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let (kind, text) = hosts.rig.error(1, &words);
-    assert!(
-        kind == "refused" && text.contains("web1 is running here"),
-        "{kind}: {text}"
-    );
-    let sent = |report: &Value| report["disks"][0]["sent_bytes"].as_u64().unwrap();
-    let first = hosts.moved(&["--max-frozen", "20s"]);
-    assert_eq!(first["source"], Value::Null, "{first}");
-    let plan = hosts.moved(&["--undo", "--dry-run"]);
-    assert_eq!(plan["disks"][0]["seed"], hosts.image.to_str().unwrap(), "{plan}");
-    let back = hosts.moved(&["--max-frozen", "20s", "--undo", "--delete-former"]);
-    assert_eq!(hosts.states(), ["running", "shut off"]);
-    assert_eq!(back["source"], hosts.destination(), "{back}");
-    assert_eq!(back["destination"], Value::Null, "{back}");
-    assert!(sent(&back) * 2 < sent(&first), "{first} {back}");
-    // The disk is in the folder in which it was, and the former one is deleted.
-    let disk = hosts.image.with_extension("raw");
-    assert_eq!(back["disks"][0]["path"], disk.to_str().unwrap(), "{back}");
-    assert!(disk.exists() && !hosts.image.exists());
-    let later = hosts.console.wait_for_more(50);
-    assert_eq!(later.boot, boot, "the guest has booted again");
-    hosts.console.assert_no_mismatch();
-    hosts.assert_no_sockets();
-}
-
-/// The program here is interrupted, or killed: the other host notices it.
-#[test]
-fn an_undo_that_is_ended_leaves_the_machine_on_one_host() {
-    let Some(hosts) = TwoHosts::new() else { return };
-    hosts.moved(&["--max-frozen", "20s"]);
-    let words = hosts.words(&["--accept-incomplete-memory", "--max-frozen", "20s", "--undo"]);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    for (delay_ms, signal) in [
-        (700, Signal::INT),
-        (1200, Signal::KILL),
-        (2000, Signal::KILL),
-        (2600, Signal::TERM),
-    ] {
-        let mut ended = hosts.rig.command(&words).spawn().unwrap();
-        hosts.here.clock.sleep(Duration::from_millis(delay_ms));
-        rustix::process::kill_process(rustix::process::Pid::from_child(&ended), signal).unwrap();
-        ended.wait().unwrap();
-        hosts.wait_for_one_owner();
-        hosts.console.wait_for_more(20);
-        if hosts.states()[0] == "running" {
-            break;
-        }
-    }
-    if hosts.states()[1] == "running" {
-        hosts.moved(&["--max-frozen", "20s", "--undo"]);
-    }
-    assert_eq!(hosts.states(), ["running", "shut off"]);
-    hosts.console.wait_for_more(50);
     hosts.console.assert_no_mismatch();
 }
 

@@ -218,11 +218,12 @@ impl Driver<'_> {
         let size_bytes = self.request.layout.size_bytes();
         let state = self.sender.state();
         self.tally.phases.enter(state, now, self.job.progress, size_bytes);
-        self.act();
+        // Before the actions: the last one waits until the observer knows how the migration has ended.
         if state != self.state {
             self.state = state;
             self.request.observer.state(state);
         }
+        self.act();
     }
 
     fn act(&mut self) {

@@ -121,7 +121,7 @@ fn wait_for_the_end_of(pattern: &str) {
 }
 
 /// Breaks the connection repeatedly: each snapshot is received completely or not at all, and finally all of them are.
-fn assert_survives_broken_connections(world: &World, program: Program, receiver: &str, seed: u64) {
+fn assert_survives_broken_connections(world: &World, program: Program<'_>, receiver: &str, seed: u64) {
     let Some(sshd) = Sshd::start(program, None) else { return };
     let proxy = sshd.breaking_proxy();
     let options = sshd.options_by(proxy.port);

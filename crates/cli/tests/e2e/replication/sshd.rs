@@ -2,10 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
@@ -17,9 +18,48 @@ use holdfast_test_kit::file_systems::system;
 
 /// Whether its users have `holdfast` in their path.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Program {
+pub(crate) enum Program<'a> {
     Found,
     NotFound,
+    /// In this folder is a program of this name that is found before.
+    FoundIn(&'a Path),
+}
+
+/// The keys of all sshds of the tests.
+struct Keys {
+    host: String,
+    user: String,
+    user_public: String,
+}
+
+/// They are made once: each takes as long as the start of a sshd.
+fn keys() -> Result<&'static Keys, String> {
+    static KEYS: OnceLock<Result<Keys, String>> = OnceLock::new();
+    let make = || {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let read = |name: &str| std::fs::read_to_string(at(name)).unwrap();
+        for key in ["host", "user"] {
+            system("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &at(key)])?;
+        }
+        Ok(Keys {
+            host: read("host"),
+            user: read("user"),
+            user_public: read("user.pub"),
+        })
+    };
+    KEYS.get_or_init(make).as_ref().map_err(Clone::clone)
+}
+
+/// Writes a file that only its owner reads, as ssh requires.
+fn write_private(path: &Path, text: &str) {
+    let mut file = std::fs::File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)
+        .unwrap();
+    file.write_all(text.as_bytes()).unwrap();
 }
 
 /// An sshd, which is stopped on drop.
@@ -40,27 +80,27 @@ impl Drop for Sshd {
 
 impl Sshd {
     /// Starts an sshd that accepts the key, for any command or for `forced` only.
-    pub(crate) fn start(program: Program, forced: Option<&str>) -> Option<Self> {
+    pub(crate) fn start(program: Program<'_>, forced: Option<&str>) -> Option<Self> {
         or_skip(Self::try_start(program, forced, None))
     }
 
     /// Starts one with the view of the file system that a process has now: another host. It does not see what is mounted later
     /// for that process alone. What other tests unmount is unmounted for it, too: a private copy would keep it in use.
-    pub(crate) fn start_inside(process: u32, program: Program) -> Option<Self> {
+    pub(crate) fn start_inside(process: u32, program: Program<'_>) -> Option<Self> {
         or_skip(Self::try_start(program, None, Some(process)))
     }
 
     #[expect(clippy::disallowed_methods, reason = "only sshd is a sshd")]
-    fn try_start(program: Program, forced: Option<&str>, inside: Option<u32>) -> Result<Self, String> {
+    fn try_start(program: Program<'_>, forced: Option<&str>, inside: Option<u32>) -> Result<Self, String> {
         if !rustix::process::geteuid().is_root() {
             return Err("a sshd that lets in its own user is started by root here".to_owned());
         }
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name).display().to_string();
-        for key in ["host", "user"] {
-            system("ssh-keygen", &["-q", "-t", "ed25519", "-N", "", "-f", &at(key)])?;
+        let keys = keys()?;
+        for (name, text) in [("host", &keys.host), ("user", &keys.user)] {
+            write_private(&folder.path().join(name), text);
         }
-        let public = std::fs::read_to_string(at("user.pub")).unwrap();
         let before = forced
             .map(|command| format!("restrict,command=\"{command}\" "))
             .unwrap_or_default();
@@ -69,6 +109,7 @@ impl Sshd {
         let path = match program {
             Program::Found => format!("{program_folder}:/usr/sbin:/usr/bin:/sbin:/bin"),
             Program::NotFound => "/usr/sbin:/usr/bin:/sbin:/bin".to_owned(),
+            Program::FoundIn(folder) => format!("{}:{program_folder}:/usr/sbin:/usr/bin:/sbin:/bin", folder.display()),
         };
         let config = format!(
             "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
@@ -79,7 +120,7 @@ impl Sshd {
         );
         // Without the profile of the user, whose shell may start many programs before each command.
         std::fs::create_dir(at("home")).unwrap();
-        for (name, text) in [("keys", format!("{before}{public}")), ("config", config)] {
+        for (name, text) in [("keys", format!("{before}{}", keys.user_public)), ("config", config)] {
             std::fs::File::create(at(name))
                 .and_then(|mut file| file.write_all(text.as_bytes()))
                 .unwrap();

@@ -1,0 +1,114 @@
+//! `migrate` while the receivers of the disks end at the worst moment: when they become the owners.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use serde_json::Value;
+
+use super::{TwoHosts, write_file};
+use crate::replication::sshd::Program;
+
+/// A `holdfast` whose receivers of disks end at a moment.
+struct EndingReceiver {
+    folder: tempfile::TempDir,
+}
+
+impl EndingReceiver {
+    fn new() -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let receiver = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let text = include_str!("ending_receiver.py")
+            .replace("@PROGRAM@", env!("CARGO_BIN_EXE_holdfast"))
+            .replace("@PLAN@", receiver.plan().to_str().unwrap());
+        let program = receiver.folder().join("holdfast");
+        write_file(&program, text.as_bytes());
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        receiver
+    }
+
+    fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    fn plan(&self) -> PathBuf {
+        self.folder().join("plan")
+    }
+
+    /// "before 2": the next two receivers end before they get COMMIT.
+    fn plan_to_end(&self, plan: &str) {
+        write_file(&self.plan(), plan.as_bytes());
+    }
+
+    /// Number of receivers that would still end.
+    fn remaining(&self) -> u32 {
+        let plan = std::fs::read_to_string(self.plan()).unwrap();
+        plan.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+fn document_of(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn assert_moved_with_a_lost_connection(hosts: &TwoHosts) {
+    let document = document_of(&hosts.migrate(&["--max-frozen", "20s", "--json"]));
+    assert_eq!(document["status"], "warnings", "{document}");
+    let warnings = document["warnings"].as_array().unwrap();
+    assert_eq!(warnings.len(), 1, "{document}");
+    assert!(
+        warnings[0].as_str().unwrap().contains("the connection was lost"),
+        "{document}"
+    );
+    assert_eq!(document["report"]["attempts"], 1, "{document}");
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    // The copies are complete.
+    let names = hosts.names_there();
+    assert!(names.iter().all(|name| !name.contains("holdfast-copy")), "{names:?}");
+}
+
+/// Until a receiver has confirmed that it owns its disk, the machine does not run there: the next receiver gets the content of
+/// the disk here.
+#[test]
+fn a_machine_is_handed_over_again_if_a_receiver_ends() {
+    let receiver = EndingReceiver::new();
+    receiver.plan_to_end("before 1");
+    let Some(hosts) = TwoHosts::with(Program::FoundIn(receiver.folder())) else {
+        return;
+    };
+    let boot = hosts.console.last().unwrap().boot;
+    assert_moved_with_a_lost_connection(&hosts);
+    assert_eq!(receiver.remaining(), 0);
+    // The receiver was the owner, and the answer that says so is lost.
+    receiver.plan_to_end("after 1");
+    let hosts = hosts.turned_with(Program::FoundIn(receiver.folder()));
+    assert_moved_with_a_lost_connection(&hosts);
+    assert_eq!(receiver.remaining(), 0);
+    let later = hosts.console.wait_for_more(50);
+    assert_eq!(later.boot, boot, "the guest has booted again");
+    hosts.console.assert_no_mismatch();
+}
+
+#[test]
+fn a_machine_whose_disks_cannot_be_handed_over_is_resumed() {
+    let receiver = EndingReceiver::new();
+    receiver.plan_to_end("before 1000");
+    let Some(hosts) = TwoHosts::with(Program::FoundIn(receiver.folder())) else {
+        return;
+    };
+    let boot = hosts.console.last().unwrap().boot;
+    let document = document_of(&hosts.migrate(&["--max-frozen", "20s", "--json"]));
+    assert_eq!(document["status"], "error", "{document}");
+    assert!(receiver.remaining() < 1000);
+    assert_eq!(hosts.states(), ["running", "absent"]);
+    let later = hosts.console.wait_for_more(20);
+    assert_eq!(later.boot, boot, "the guest has booted again");
+    hosts.assert_no_sockets();
+    // What was copied is used by the next attempt.
+    receiver.plan_to_end("before 0");
+    hosts.moved(&["--max-frozen", "20s"]);
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+}
