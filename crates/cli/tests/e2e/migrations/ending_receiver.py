@@ -1,8 +1,8 @@
 #!/usr/bin/python3
-"""holdfast of the other host, whose receivers of disks are killed while they are handed over.
+"""holdfast of the other host, whose receivers of disks are killed at a message.
 
-The file PLAN holds "before N" or "after N": the next N receivers are killed before they get COMMIT, or after they have
-answered it, and the answer is lost. docs/format/transfer.md describes the frames.
+The file PLAN holds "KIND N": the next N receivers are killed when they are sent a message of this kind, or send one, and the
+message is lost. docs/format/transfer.md has the kinds and describes the frames.
 """
 
 import os
@@ -13,7 +13,6 @@ import sys
 import threading
 
 PROGRAM, PLAN = "@PROGRAM@", "@PLAN@"
-COMMIT, COMMITTED = 19, 20
 
 
 def frames(stream):
@@ -25,14 +24,14 @@ def frames(stream):
 
 def main():
     with open(PLAN, encoding="ascii") as plan:
-        when, count = plan.read().split()
-    if sys.argv[1] != "receive-disk" or int(count) == 0:
+        last, count = map(int, plan.read().split())
+    if sys.argv[1] != "receive-disk" or count == 0:
         os.execv(PROGRAM, ["holdfast", *sys.argv[1:]])
     receiver = subprocess.Popen([PROGRAM, *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def end():
         with open(PLAN, "w", encoding="ascii") as plan:
-            plan.write(f"{when} {int(count) - 1}")
+            plan.write(f"{last} {count - 1}")
         receiver.send_signal(signal.SIGKILL)
         os._exit(1)
 
@@ -45,7 +44,7 @@ def main():
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
         for kind, frame in frames(receiver.stdout):
-            if kind == COMMITTED and when == "after":
+            if kind == last:
                 end()
             sys.stdout.buffer.write(frame)
             sys.stdout.buffer.flush()
@@ -55,7 +54,7 @@ def main():
     receiver.stdin.write(sys.stdin.buffer.readline())
     receiver.stdin.flush()
     for kind, frame in frames(sys.stdin.buffer):
-        if kind == COMMIT and when == "before":
+        if kind == last:
             end()
         receiver.stdin.write(frame)
         receiver.stdin.flush()
