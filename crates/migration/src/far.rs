@@ -5,7 +5,7 @@ mod services;
 
 use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use holdfast_host::{Piped, StreamTools};
@@ -31,6 +31,8 @@ pub(crate) enum FarRequest {
     Describe {},
     /// The disks of a definition of the machine there, which is shut off: it ran there before.
     FormerDisks { uuid: String },
+    /// Whether a new disk can have this path.
+    Path { path: PathBuf },
     /// What prevents a machine from running there.
     Check(CheckRequest),
     /// Give the files of incomplete copies their names.
@@ -105,6 +107,9 @@ pub(crate) enum FarAnswer {
     },
     FormerDisks {
         disks: Vec<FormerDisk>,
+    },
+    Path {
+        is_free: bool,
     },
     Checked {
         obstacles: Vec<String>,
@@ -224,6 +229,14 @@ impl FarHost {
         }
     }
 
+    /// Whether a new disk can have this path there: no file has it, or only that of an interrupted copy.
+    pub(crate) fn is_free(&self, path: &Path) -> Result<bool> {
+        match self.ask(&FarRequest::Path { path: path.to_owned() })? {
+            FarAnswer::Path { is_free } => Ok(is_free),
+            _ => Err(self.other_version()),
+        }
+    }
+
     /// The state of a machine there.
     pub(crate) fn state(&self, uuid: &str) -> Result<FarState> {
         match self.ask(&FarRequest::State { uuid: uuid.to_owned() })? {
@@ -285,7 +298,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_unchanged::<FarRequest>(REQUESTS);
         assert_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [14, 9]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [15, 10]);
     }
 
     #[test]

@@ -92,6 +92,39 @@ impl MigrationPlan {
     }
 }
 
+/// What a plan has found.
+#[derive(Debug, Default)]
+struct Findings {
+    /// What prevents the migration.
+    obstacles: Vec<String>,
+    /// What a user should know.
+    notes: Vec<String>,
+}
+
+impl Findings {
+    /// Adds what the other host finds.
+    fn add_check(
+        &mut self,
+        far: &FarHost,
+        description: &Description,
+        configurations: &Configurations,
+        disks: &[PlannedDisk],
+    ) -> Result<()> {
+        let check = CheckRequest {
+            name: description.summary.name.clone(),
+            uuid: description.summary.uuid.clone(),
+            configuration: configurations.running.clone(),
+            disks: disks.iter().map(checked_disk).collect(),
+        };
+        let FarAnswer::Checked { obstacles, notes } = far.ask(&FarRequest::Check(check))? else {
+            return Err(far.other_version());
+        };
+        self.obstacles.extend(obstacles);
+        self.notes.extend(notes);
+        Ok(())
+    }
+}
+
 /// Plans a migration. Nothing is changed.
 pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
     let description = request.machine.describe()?;
@@ -102,49 +135,46 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
     else {
         return Err(request.far.other_version());
     };
-    let mut obstacles = Vec::new();
+    let mut findings = Findings::default();
     if !matches!(summary.state, MachineState::Running | MachineState::ShutOff) {
-        obstacles.push(format!("it is {}: resume it, or shut it off", summary.state));
-        return Ok(empty_plan(&description, obstacles));
+        findings
+            .obstacles
+            .push(format!("it is {}: resume it, or shut it off", summary.state));
+        return Ok(empty_plan(&description, findings.obstacles));
     }
     let runs = summary.state == MachineState::Running;
     if runs && socket.is_none() {
-        obstacles.push("its hypervisor there has no local socket".to_owned());
+        findings
+            .obstacles
+            .push("its hypervisor there has no local socket".to_owned());
     }
     let folder = request.folder.map(Path::to_owned).or(image_folder);
     let Some(folder) = folder else {
-        obstacles.push("its hypervisor there has no default folder for images: name one, ssh://HOST/FOLDER".to_owned());
-        return Ok(empty_plan(&description, obstacles));
+        findings
+            .obstacles
+            .push("its hypervisor there has no default folder for images: name one, ssh://HOST/FOLDER".to_owned());
+        return Ok(empty_plan(&description, findings.obstacles));
     };
     let former = request.far.former_disks(&summary.uuid)?;
     let places = DiskPlaces {
+        machine: &summary.name,
         folder: &folder,
         former: &former,
         seeds: &request.seeds,
+        is_free: &|path| request.far.is_free(path),
     };
-    let disks = plan_disks(request.machine, &description, &places, &mut obstacles)?;
+    let disks = plan_disks(request.machine, &description, &places, &mut findings)?;
     let configurations = Configurations::read(request, &description, &disks)?;
-    obstacles.extend(obstacles_here(request, &description, &configurations)?);
+    findings
+        .obstacles
+        .extend(obstacles_here(request, &description, &configurations)?);
     let lossy_version = if runs { lossy_version(request.machine)? } else { None };
     if let (Some(version), IncompleteMemory::Refuse) = (lossy_version, request.incomplete_memory) {
-        obstacles.push(format!(
+        findings.obstacles.push(format!(
             "its processor is emulated, and QEMU {version} may then lose writes to memory that it is sending; QEMU 9.0 does not"
         ));
     }
-    let check = CheckRequest {
-        name: summary.name.clone(),
-        uuid: summary.uuid.clone(),
-        configuration: configurations.running.clone(),
-        disks: disks.iter().map(checked_disk).collect(),
-    };
-    let FarAnswer::Checked {
-        obstacles: there,
-        notes,
-    } = request.far.ask(&FarRequest::Check(check))?
-    else {
-        return Err(request.far.other_version());
-    };
-    obstacles.extend(there);
+    findings.add_check(request.far, &description, &configurations, &disks)?;
     // The variables of the firmware of a running machine keep their place.
     let former = former.into_iter().filter(|disk| !runs || disk.disk != NVRAM);
     Ok(MigrationPlan {
@@ -158,8 +188,8 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         starts_with_host: request.hypervisor.autostart(&summary.uuid)?,
         former_files: former.map(|disk| disk.path).collect(),
         far_socket: socket.unwrap_or_default(),
-        obstacles,
-        notes,
+        obstacles: findings.obstacles,
+        notes: findings.notes,
     })
 }
 

@@ -513,8 +513,16 @@ fn what_prevents_a_move_is_said_before_anything_is_copied() {
     let other = hosts.there.path("images/web1.raw");
     std::fs::File::create(&other).unwrap();
     hosts.there.define("web1", &["raw"]);
-    let found = obstacles(&["--accept-incomplete-memory"]);
-    assert!(found.contains("web1.raw exists there"), "{found}");
+    let plan = hosts.moved(&["--dry-run"]);
+    assert!(
+        plan["notes"].to_string().contains("web1.raw exists there, and is kept"),
+        "{plan}"
+    );
+    assert!(
+        plan["disks"][0]["path"].as_str().unwrap().ends_with("/web1-2.raw"),
+        "{plan}"
+    );
+    let found = plan["obstacles"].to_string();
     assert!(found.contains("a machine web1 exists there"), "{found}");
     assert_eq!(hosts.migrate(&[]).status.code(), Some(1));
     assert_eq!(hosts.states(), ["running", "shut off"]);

@@ -78,6 +78,9 @@ impl FarTools<'_> {
                 image_folder: self.image_folder.clone().or_else(|| self.hypervisor.image_folder()),
             }),
             FarRequest::FormerDisks { uuid } => self.former_disks(&uuid),
+            FarRequest::Path { path } => Ok(FarAnswer::Path {
+                is_free: !is_taken(&path),
+            }),
             FarRequest::Check(request) => self.check(&request),
             FarRequest::NameDisks { paths } => {
                 for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)))
@@ -357,11 +360,16 @@ fn no_place(path: &Path) -> Option<String> {
     if !path.is_absolute() {
         return Some(format!("{} is not an absolute path", path.display()));
     }
-    if path.symlink_metadata().is_ok() && !is_named_early(path) {
+    if is_taken(path) {
         return Some(format!("{} exists there", path.display()));
     }
     let folder = path.parent()?;
     (!folder.is_dir()).then(|| format!("the folder {} does not exist there", folder.display()))
+}
+
+/// Whether a file has this path that is not an interrupted copy.
+fn is_taken(path: &Path) -> bool {
+    path.symlink_metadata().is_ok() && !is_named_early(path)
 }
 
 /// The disks that come share the space of their file systems.

@@ -10,6 +10,7 @@ use holdfast_live_copy::Seed;
 use crate::error::{Error, Result};
 use crate::far::{CheckedDisk, FormerDisk, NVRAM};
 use crate::image_file::ImageFile;
+use crate::plan::Findings;
 
 /// A disk that moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,21 +35,22 @@ pub(super) fn plan_disks(
     machine: &dyn Machine,
     description: &Description,
     places: &DiskPlaces<'_>,
-    obstacles: &mut Vec<String>,
+    findings: &mut Findings,
 ) -> Result<Vec<PlannedDisk>> {
-    let moving = moving_disks(description, obstacles);
-    let mut planned = planned_disks(description, &moving, places);
+    let moving = moving_disks(description, &mut findings.obstacles);
+    let mut planned = planned_disks(&moving, places, &mut findings.notes)?;
     if description.summary.state == MachineState::Running {
-        set_sizes(machine, &moving, &mut planned, obstacles)?;
+        set_sizes(machine, &moving, &mut planned, &mut findings.obstacles)?;
     } else {
-        planned.extend(planned_variables(description, places));
+        planned.extend(planned_variables(description, places, &mut findings.notes)?);
         for disk in &mut planned {
             disk.size_bytes = disk.image.size_bytes()?;
         }
     }
     let is_planned = |target: &str| planned.iter().any(|disk| disk.target == target);
     let unknown = places.seeds.keys().filter(|target| !is_planned(target));
-    obstacles.extend(unknown.map(|target| format!("it has no disk {target} that moves, which --seed names")));
+    let unknown = unknown.map(|target| format!("it has no disk {target} that moves, which --seed names"));
+    findings.obstacles.extend(unknown);
     Ok(planned)
 }
 
@@ -75,22 +77,53 @@ fn moving_disks(description: &Description, obstacles: &mut Vec<String>) -> Vec<M
 
 /// Where the disks go, and what is there.
 pub(super) struct DiskPlaces<'a> {
+    /// The name of the machine.
+    pub(super) machine: &'a str,
     pub(super) folder: &'a Path,
     pub(super) former: &'a [FormerDisk],
     pub(super) seeds: &'a BTreeMap<String, PathBuf>,
+    /// Whether no file has a path there.
+    pub(super) is_free: &'a dyn Fn(&Path) -> Result<bool>,
 }
 
+/// Limit of the numbers in names of disks.
+const NUMBER_MAX: u32 = 1000;
+
 impl DiskPlaces<'_> {
-    /// `web1.raw`; if another disk has that name, `web1-vdb.raw`; if former disks have these names, `web1-2.raw` and so on.
-    fn free_path(&self, stem: &str, target: &str, planned: &[PlannedDisk]) -> PathBuf {
-        let file = |name: String| self.folder.join(name);
-        let numbered = (2..).map(|number| file(format!("{stem}-{number}.raw")));
-        let named = [file(format!("{stem}.raw")), file(format!("{stem}-{target}.raw"))];
+    /// `web1.raw`; if another disk has that name, `web1-vdb.raw`; if former disks or other files have these names, `web1-2.raw`
+    /// and so on.
+    fn free_disk_path(
+        &self,
+        stem: &str,
+        target: &str,
+        planned: &[PlannedDisk],
+        notes: &mut Vec<String>,
+    ) -> Result<PathBuf> {
+        let file = |name: String| self.folder.join(format!("{name}.raw"));
+        let family = family_of(stem, self.machine);
+        let of_family = (family != stem).then(|| file(family.to_owned()));
+        let numbered = (2..NUMBER_MAX).map(|number| file(format!("{family}-{number}")));
+        let named = [file(stem.to_owned()), file(format!("{stem}-{target}"))];
         let is_planned = |path: &Path| planned.iter().any(|disk| disk.path == path);
         let second = if is_planned(&named[0]) { 2 } else { 1 };
-        let mut paths = named.into_iter().take(second).chain(numbered);
-        let free = paths.find(|path| !is_planned(path) && !self.is_former(path));
-        free.expect("there are fewer disks than numbers")
+        let paths = named.into_iter().take(second).chain(of_family).chain(numbered);
+        self.first_free(paths.filter(|path| !is_planned(path)), notes)
+    }
+
+    /// The first path that no file has there. The check of the other host refuses the last one if none is free.
+    fn first_free(&self, paths: impl Iterator<Item = PathBuf>, notes: &mut Vec<String>) -> Result<PathBuf> {
+        let mut last = PathBuf::new();
+        for path in paths {
+            last = path;
+            if self.is_former(&last) {
+                continue;
+            }
+            if (self.is_free)(&last)? {
+                break;
+            }
+            notes.push(format!("{} exists there, and is kept", last.display()));
+        }
+        Ok(last)
     }
 
     fn is_former(&self, path: &Path) -> bool {
@@ -113,7 +146,20 @@ impl DiskPlaces<'_> {
     }
 }
 
-fn planned_disks(description: &Description, moving: &[MachineDisk], places: &DiskPlaces<'_>) -> Vec<PlannedDisk> {
+/// `web1` for `web1-2`, the name of a disk of `web1` that has moved. Other numbers may be in names that a user chose.
+fn family_of<'s>(stem: &'s str, machine: &str) -> &'s str {
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_of_machine = |base: &str| {
+        base.strip_prefix(machine)
+            .is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    match stem.rsplit_once('-') {
+        Some((base, number)) if is_number(number) && is_of_machine(base) => base,
+        _ => stem,
+    }
+}
+
+fn planned_disks(moving: &[MachineDisk], places: &DiskPlaces<'_>, notes: &mut Vec<String>) -> Result<Vec<PlannedDisk>> {
     let mut planned: Vec<PlannedDisk> = Vec::new();
     for disk in moving {
         let (DiskSource::File(path) | DiskSource::Device(path)) = &disk.source else {
@@ -121,7 +167,7 @@ fn planned_disks(description: &Description, moving: &[MachineDisk], places: &Dis
         };
         planned.push(PlannedDisk {
             target: disk.target.clone(),
-            path: places.free_path(&stem_of(&description.summary.name, disk), &disk.target, &planned),
+            path: places.free_disk_path(&stem_of(places.machine, disk), &disk.target, &planned, notes)?,
             size_bytes: 0,
             seed: places.seed(&disk.target),
             image: ImageFile {
@@ -130,29 +176,36 @@ fn planned_disks(description: &Description, moving: &[MachineDisk], places: &Dis
             },
         });
     }
-    planned
+    Ok(planned)
 }
 
-/// The variables of the firmware, which keep their path, unless the former ones have it.
-fn planned_variables(description: &Description, places: &DiskPlaces<'_>) -> Option<PlannedDisk> {
-    let path = description.nvram.as_ref().filter(|path| path.exists())?;
+/// The variables of the firmware, which keep their path, unless another file has it there.
+fn planned_variables(
+    description: &Description,
+    places: &DiskPlaces<'_>,
+    notes: &mut Vec<String>,
+) -> Result<Option<PlannedDisk>> {
+    let Some(path) = description.nvram.as_ref().filter(|path| path.exists()) else {
+        return Ok(None);
+    };
+    let Some(stem) = path.file_stem().and_then(|stem| stem.to_str()) else {
+        return Ok(None);
+    };
     let extension = path.extension().and_then(|extension| extension.to_str());
-    let stem = path.file_stem()?.to_str()?;
-    let numbered = (2..).map(|number| {
+    let numbered = (2..NUMBER_MAX).map(|number| {
         let name = format!("{stem}-{number}");
         path.with_file_name(extension.map_or(name.clone(), |extension| format!("{name}.{extension}")))
     });
-    let mut paths = std::iter::once(path.clone()).chain(numbered);
-    Some(PlannedDisk {
+    Ok(Some(PlannedDisk {
         target: NVRAM.to_owned(),
-        path: paths.find(|path| !places.is_former(path))?,
+        path: places.first_free(std::iter::once(path.clone()).chain(numbered), notes)?,
         size_bytes: 0,
         seed: None,
         image: ImageFile {
             path: path.clone(),
             format: Some("raw".to_owned()),
         },
-    })
+    }))
 }
 
 /// Asks QEMU for the sizes of the disks.
@@ -242,26 +295,30 @@ mod tests {
         }
     }
 
-    #[test]
-    fn no_disk_gets_the_path_of_another_one() {
-        let former = [former("vda", "/srv/web1.raw"), former("vdb", "/srv/web1-3.raw")];
+    /// The names of disks with these stems, and the notes.
+    fn names(former: &[FormerDisk], others: &[&str], stems: &[&str]) -> (Vec<String>, Vec<String>) {
         let none = BTreeMap::new();
-        let places = |former| DiskPlaces {
+        let is_free = |path: &Path| Ok(others.iter().all(|other| path != Path::new("/srv").join(other)));
+        let places = DiskPlaces {
+            machine: "web1",
             folder: Path::new("/srv"),
             former,
             seeds: &none,
+            is_free: &is_free,
         };
-        let names = |former, stems: &[&str]| {
-            let mut disks = Vec::new();
-            for (stem, target) in stems.iter().zip(["vda", "vdb", "vdc"]) {
-                let path = places(former).free_path(stem, target, &disks);
-                disks.push(planned(target, path));
-            }
-            let names = disks
-                .iter()
-                .map(|disk| disk.path.file_name().unwrap().to_str().unwrap().to_owned());
-            names.collect::<Vec<_>>()
-        };
+        let (mut disks, mut notes) = (Vec::new(), Vec::new());
+        for (stem, target) in stems.iter().zip(["vda", "vdb", "vdc"]) {
+            let path = places.free_disk_path(stem, target, &disks, &mut notes).unwrap();
+            disks.push(planned(target, path));
+        }
+        let name = |disk: &PlannedDisk| disk.path.file_name().unwrap().to_str().unwrap().to_owned();
+        (disks.iter().map(name).collect(), notes)
+    }
+
+    #[test]
+    fn no_disk_gets_the_path_of_another_one() {
+        let former = [former("vda", "/srv/web1.raw"), former("vdb", "/srv/web1-3.raw")];
+        let names = |former, stems| names(former, &[], stems).0;
         assert_eq!(names(&[], &["web1", "data"]), ["web1.raw", "data.raw"]);
         assert_eq!(
             names(&[], &["disk", "disk", "disk"]),
@@ -272,13 +329,33 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_exists_keeps_its_path() {
+        let (found, notes) = names(&[], &["web1.raw", "web1-2.raw"], &["web1", "data"]);
+        assert_eq!(found, ["web1-3.raw", "data.raw"]);
+        let kept = ["web1.raw", "web1-2.raw"].map(|name| format!("/srv/{name} exists there, and is kept"));
+        assert_eq!(notes, kept);
+    }
+
+    #[test]
+    fn the_numbers_of_a_machine_that_moves_often_do_not_pile_up() {
+        let once = |former_name: &str, stem| names(&[former("vda", former_name)], &[], &[stem]).0;
+        assert_eq!(once("/srv/web1-2.raw", "web1-2"), ["web1.raw"]);
+        assert_eq!(once("/srv/web1.raw", "web1-2"), ["web1-2.raw"]);
+        assert_eq!(once("/srv/web1-vdb-2.raw", "web1-vdb-2"), ["web1-vdb.raw"]);
+        // A name of the user.
+        assert_eq!(once("/srv/disk-2.raw", "disk-2"), ["disk-2-2.raw"]);
+    }
+
+    #[test]
     fn a_seed_of_the_user_comes_before_the_former_disk() {
         let former = [former("vda", "/srv/web1.qcow2"), former("vdb", "/srv/data.qcow2")];
         let seeds = BTreeMap::from([("vdb".to_owned(), PathBuf::from("/backup/data.raw"))]);
         let places = DiskPlaces {
+            machine: "web1",
             folder: Path::new("/srv"),
             former: &former,
             seeds: &seeds,
+            is_free: &|_| Ok(true),
         };
         let seed = |target| places.seed(target).map(|seed| (seed.path, seed.format));
         assert_eq!(seed("vda"), Some(("/srv/web1.qcow2".into(), Some("qcow2".to_owned()))));
