@@ -275,7 +275,7 @@ impl WatchedMachine<'_> {
                     .map(drop)
                     .map_err(|error| error.to_string())
             };
-            self.attempt("let the machine run on", resume);
+            self.attempt("resumed the machine", resume);
         }
         if states.contains(&WatchdogState::Frozen) {
             self.wait_until_it_runs();
@@ -308,7 +308,7 @@ impl WatchedMachine<'_> {
     fn clear(&mut self) {
         let (machine, clock, run) = (self.machine, self.clock, self.run);
         let clear = || remove_run(machine.monitor(), clock, run).map_err(|error| error.to_string());
-        self.attempt("took what the backup had put into QEMU out again", clear);
+        self.attempt("removed what the command had left in QEMU", clear);
     }
 
     fn attempt(&mut self, what: &str, act: impl Fn() -> std::result::Result<(), String>) {

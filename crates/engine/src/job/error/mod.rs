@@ -373,7 +373,7 @@ pub enum Error {
         place: String,
     },
     /// The watchdog process of the machine does not start, or has ended: no machine is paused without it.
-    #[error("the watchdog, without which no machine is stopped, does not answer")]
+    #[error("the watchdog does not answer; without it, no machine is paused")]
     NoWatchdog {
         /// The operating system's reason, if known.
         source: Option<std::io::Error>,
