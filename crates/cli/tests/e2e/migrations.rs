@@ -1,6 +1,7 @@
 //! `migrate`: a machine moves between two hosts, each a libvirtd and an sshd in a mount namespace of their own.
 
 mod handovers;
+mod kills;
 mod undo;
 
 use std::io::Write as _;

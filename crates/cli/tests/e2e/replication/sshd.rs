@@ -172,6 +172,11 @@ impl Sshd {
         Ok(sshd)
     }
 
+    /// Its process, which starts one for each connection.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.id()
+    }
+
     /// Options with which `holdfast replicate` connects to it.
     pub(crate) fn options(&self) -> Vec<String> {
         self.options_by(self.port)
