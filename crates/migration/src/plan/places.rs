@@ -106,7 +106,9 @@ impl DiskPlaces<'_> {
         let named = [file(stem.to_owned()), file(format!("{stem}-{target}"))];
         let is_planned = |path: &Path| planned.iter().any(|disk| disk.path == path);
         let second = if is_planned(&named[0]) { 2 } else { 1 };
-        let paths = named.into_iter().take(second).chain(of_family).chain(numbered);
+        let own = named[0].clone();
+        let others = of_family.into_iter().chain(numbered).filter(|path| *path != own);
+        let paths = named.into_iter().take(second).chain(others);
         self.first_free(paths.filter(|path| !is_planned(path)), notes)
     }
 
@@ -334,6 +336,9 @@ mod tests {
         assert_eq!(found, ["web1-3.raw", "data.raw"]);
         let kept = ["web1.raw", "web1-2.raw"].map(|name| format!("/srv/{name} exists there, and is kept"));
         assert_eq!(notes, kept);
+        // Its own name is tried once.
+        let (found, notes) = names(&[], &["web1-2.raw", "web1.raw"], &["web1-2"]);
+        assert_eq!((&found[0][..], notes.len()), ("web1-3.raw", 2));
     }
 
     #[test]
