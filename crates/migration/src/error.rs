@@ -113,13 +113,13 @@ pub enum Error {
         /// How.
         how: String,
     },
-    /// The hypervisor has failed after the disks were handed over, and the machine does not run here.
-    #[error(
-        "the hypervisor has failed at the end of the migration of {machine}, which does not run here; at {host}: {there}"
-    )]
+    /// The hypervisor has failed after the disks were handed over, and the machine runs nowhere, or may run at both hosts.
+    #[error("the hypervisor has failed at the end of the migration of {machine}; here: {here}; at {host}: {there}")]
     Unresolved {
         /// The machine.
         machine: String,
+        /// Its state here.
+        here: String,
         /// The other host.
         host: String,
         /// The state of the machine there, or why it is not known.

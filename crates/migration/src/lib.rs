@@ -12,7 +12,8 @@
 //! - `plan`, `image_file`: what a migration would do, and what prevents it
 //! - `move_progress`: the progress of all disks together, and of the memory
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
-//! - `mover`: what follows on each event; `move_watch`: what its threads wait for
+//! - `mover`: what follows on each event; `move_watch`: what its threads wait for; `resolution`: where the machine runs after a
+//!   failure at the end
 //! - `run`: the migration of a machine that runs; `shut_off`: of one that is shut off; `complete`: the end of both
 
 mod complete;
@@ -30,6 +31,7 @@ mod move_watch;
 mod mover;
 mod plan;
 mod report;
+mod resolution;
 mod run;
 mod shut_off;
 mod socket_host;

@@ -21,6 +21,8 @@ pub struct MigrationTools<'a> {
     pub control: &'a dyn MovingHypervisor,
     /// The other host.
     pub far: &'a FarHost,
+    /// Starts the program of the other host again, if it or its hypervisor has ended.
+    pub reach_far_again: &'a (dyn Fn() -> Result<FarHost> + Sync),
     /// Starts receivers there.
     pub connector: Arc<dyn Connector>,
     /// What happens to the disks that the machine had there before.

@@ -9,18 +9,19 @@ use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
-use holdfast_host::{MachineState, MigrationRequest};
+use holdfast_host::MigrationRequest;
 use holdfast_live_copy::{CopyDirector, MachineHandover, SenderState};
 
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
-use crate::far::{FarRequest, FarState};
+use crate::far::FarRequest;
 use crate::memory_relay::MemoryRelay;
 use crate::memory_watch::{MemoryWatch, guest_speed};
 use crate::migration_tools::RunningTools;
 use crate::move_watch::{verify, wait_for_stop};
 use crate::plan::MigrationPlan;
 use crate::report::{MigrationPhase, MigrationReport, PhaseClock, moved_disks};
+use crate::resolution::{AskedHost, Resolution};
 
 /// Interval of looking for an interrupt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -405,26 +406,29 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     /// The hypervisor has failed after the relay was opened: where the machine runs is asked of both hosts. It must not run
     /// on both.
     fn resolve(&mut self, error: holdfast_host::Error) -> Result<Option<u64>> {
-        let runs_here = self
+        let (uuid, tools) = (&self.plan.uuid, &self.tools.common);
+        let here = self
             .tools
             .watched
             .describe()
-            .is_ok_and(|description| description.summary.state == MachineState::Running);
-        let there = self.tools.common.far.state(&self.plan.uuid);
-        match (runs_here, &there) {
-            (false, Ok(FarState::Running)) => {
-                self.tools.common.observer.left(&error_text(&error));
+            .map(|description| description.summary.state);
+        let here = here.ok();
+        let mut asked = AskedHost::new(tools);
+        let there = asked.state(uuid);
+        match Resolution::of(here, there.as_ref().ok().copied()) {
+            Resolution::Moved => {
+                tools.observer.left(&error_text(&error));
                 Ok(Some(self.moved()))
             }
-            (true, Ok(FarState::Running | FarState::Paused)) => {
-                let uuid = self.plan.uuid.clone();
-                self.tools.common.far.ask(&FarRequest::PowerOff { uuid })?;
+            Resolution::PowerOffThere => {
+                asked.power_off(uuid)?;
                 Err(Error::of_hypervisor(&self.plan.machine, error))
             }
-            (true, _) => Err(Error::of_hypervisor(&self.plan.machine, error)),
-            (false, _) => Err(Error::Unresolved {
+            Resolution::StaysHere => Err(Error::of_hypervisor(&self.plan.machine, error)),
+            Resolution::Unknown => Err(Error::Unresolved {
                 machine: self.plan.machine.clone(),
-                host: self.tools.common.far.host().to_owned(),
+                here: here.map_or_else(|| "unknown".to_owned(), |state| state.to_string()),
+                host: tools.far.host().to_owned(),
                 there: there.map_or_else(|error| error_text(&error), |state| state.to_string()),
                 source: Box::new(error),
             }),

@@ -126,6 +126,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "complete",
             "memory_watch",
             "move_watch",
+            "resolution",
             "mover",
             "run",
             "shut_off",

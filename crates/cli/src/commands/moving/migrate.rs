@@ -256,6 +256,7 @@ impl MigrateArgs {
         MigrationTools {
             control: &connections.control,
             far: &other.far,
+            reach_far_again: &*other.reach_again,
             connector: Arc::clone(&other.connector),
             former_disks: if self.delete_former {
                 FormerDisks::Delete
@@ -418,7 +419,7 @@ fn migration_error(error: MigrationError) -> Error {
         ),
         MigrationError::Unresolved { .. } => refused(
             Kind::Io,
-            "look at both hosts with 'virsh list --all', and start it at one of them only; both have its disks as they were \
+            "look at both hosts with 'virsh list --all': it must run at one of them only; both have its disks as they were \
              when it was stopped",
         ),
         MigrationError::Ended { .. } => refused(Kind::Refused, "start it, and migrate it again"),

@@ -15,10 +15,13 @@ use crate::errors::Error;
 
 /// Forwards connections to the first socket, here, to the second one, there.
 type SocketForwarder = dyn Fn(&Path, &Path) -> Result<(), MigrationError> + Sync;
+/// Starts the program there again.
+type FarStarter = dyn Fn() -> Result<FarHost, MigrationError> + Sync;
 
 /// A host that can be asked, that receives disks, and whose sockets can be reached.
 pub(super) struct OtherHost {
     pub(super) far: FarHost,
+    pub(super) reach_again: Box<FarStarter>,
     pub(super) connector: Arc<dyn Connector>,
     pub(super) forward: Box<SocketForwarder>,
 }
@@ -28,12 +31,15 @@ impl OtherHost {
         match &target.route {
             MoveRoute::Ssh(host) => {
                 let ssh = Arc::new(host.connect(&args.ssh_option, context)?);
-                let far = FarHost::start(&*ssh, &args.connect_there).map_err(migration_error)?;
+                let (uri, started_by) = (args.connect_there.clone(), Arc::clone(&ssh));
+                let start = move || FarHost::start(&*started_by, &uri);
+                let far = start().map_err(migration_error)?;
                 let streams: Arc<dyn StreamTools> = Arc::clone(&ssh) as _;
                 let clock = Arc::clone(context.clock());
                 let host = far.host().to_owned();
                 Ok(Self {
                     far,
+                    reach_again: Box::new(start),
                     connector: Arc::new(ProgramConnector::new(streams, "holdfast".to_owned(), clock)),
                     forward: Box::new(move |here, there| {
                         let forwarded = ssh.forward_socket(here, there);
@@ -46,9 +52,11 @@ impl OtherHost {
             }
             MoveRoute::Socket { name, path } => {
                 stop_with_input();
-                let host = SocketHost::new(path.clone(), name.clone());
+                let host = Arc::new(SocketHost::new(path.clone(), name.clone()));
+                let reached = Arc::clone(&host);
                 Ok(Self {
                     far: host.far().map_err(migration_error)?,
+                    reach_again: Box::new(move || reached.far()),
                     connector: Arc::new(host.connector()),
                     forward: Box::new(move |here, there| host.forward(here, there)),
                 })
