@@ -168,7 +168,9 @@ pub use repository::resolve::{Candidate, resolve};
 pub use repository::sighting::check_sighting;
 pub use repository::snapshot_name::{SnapshotMoment, SnapshotName, SnapshotReference};
 pub use repository::verify::{VerifyImageAgainst, VerifyRequest, scrub, verify};
-pub use restore::files::{RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, restore};
+pub use restore::files::{
+    OpenedDisk, RestoreMode, RestoreReport, RestoreRequest, RestoreTarget, RestoredDisk, open_snapshot_disk, restore,
+};
 pub use restore::instant::{
     FillOptions, FillRate, InstantDisk, InstantJob, InstantReport, InstantRestore, ServerLauncher, UnreadableJobs,
     instant_jobs, release_snapshot, restore_instantly, resume_instantly, revive_instantly, serve_instantly,

@@ -10,6 +10,7 @@ use holdfast_block::{Clock as _, SystemClock};
 use holdfast_test_kit::file_systems::{Mounted, system};
 use serde_json::Value;
 
+use crate::qemu_nbd::QemuNbd;
 use crate::replication::sshd::{Program, Sshd, texts};
 use crate::rig::{Rig, noise};
 use crate::schedules::wait_until;
@@ -46,6 +47,75 @@ fn an_image_at_rest_is_copied_once_and_not_over_another() {
     rig.ok(&["live-copy", "other.raw", "copy.raw", "--force"]);
     assert!(rig.read("copy.raw") == noise(MIB, 3));
     assert_eq!(rig.names("."), ["copy.raw", "disk.qcow2", "disk.raw", "other.raw"]);
+}
+
+#[test]
+fn a_disk_of_a_snapshot_is_copied() {
+    let rig = Rig::new();
+    let content = noise(3 * MIB, 30);
+    rig.write("disk.raw", &content);
+    rig.ok(&["backup", "vda=disk.raw", "--machine", "web1"]);
+    rig.write("disk.raw", &noise(3 * MIB, 31));
+    rig.ok(&["backup", "vda=disk.raw", "--machine", "web1"]);
+    let plan = rig.report(&["live-copy", "--snapshot", "web1", "new.raw", "--dry-run"]);
+    assert_eq!(
+        (&plan["size_bytes"], rig.path("new.raw").exists()),
+        (&(3 * MIB).into(), false)
+    );
+    rig.ok(&["live-copy", "--snapshot", "web1:vda", "new.raw"]);
+    assert!(rig.read("new.raw") == noise(3 * MIB, 31));
+    let list = rig.report(&["list"]);
+    let oldest = list["snapshots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .min_by_key(|entry| entry["time"].to_string());
+    let id = oldest.unwrap()["id"].as_str().unwrap().to_owned();
+    // The other one is the seed: the same content is not sent again.
+    let done = rig.report(&["live-copy", "--snapshot", &id, "old.raw", "--seed", "disk.raw"]);
+    assert!(rig.read("old.raw") == content);
+    assert!(
+        done["source"].as_str().unwrap().starts_with("web1:vda of snapshot "),
+        "{done}"
+    );
+    let (kind, text) = rig.error(1, &["live-copy", "--snapshot", "web2", "other.raw"]);
+    assert!(kind == "not-found" && text.contains("web2"), "{kind}: {text}");
+    rig.error(2, &["live-copy", "--snapshot", "web1", "other.raw", "--format", "raw"]);
+    assert!(!rig.path("other.raw").exists());
+}
+
+#[test]
+fn an_export_is_copied_as_it_is_or_frozen() {
+    let rig = Rig::empty();
+    let content = noise(3 * MIB, 40);
+    rig.write("disk.raw", &content);
+    let socket = rig.path("nbd");
+    let server = QemuNbd::serve(&rig.path("disk.raw"), &socket, &["-f", "raw", "--shared", "8"]);
+    let address = format!("nbd+unix:///?socket={}", socket.display());
+    let done = rig.report(&["live-copy", &address, "copy.raw"]);
+    assert_eq!(
+        (&done["consistency"], &done["source"]),
+        (&"at-rest".into(), &address[..].into())
+    );
+    assert!(rig.read("copy.raw") == content);
+    let frozen = [
+        "live-copy",
+        &address,
+        "frozen.raw",
+        "--freeze-command",
+        "true",
+        "--thaw-command",
+        "true",
+    ];
+    assert_eq!(rig.report(&frozen)["consistency"], "commands");
+    assert!(rig.read("frozen.raw") == content);
+    rig.error(2, &["live-copy", &address, "other.raw", "--format", "qcow2"]);
+    drop(server);
+    let (kind, _) = rig.error(1, &["live-copy", &address, "other.raw"]);
+    assert_eq!(kind, "io");
+    let (_, text) = rig.error(2, &["live-copy", "nbd+unix:///disk", "other.raw"]);
+    assert!(text.contains("?socket=PATH"), "{text}");
+    assert!(!rig.path("other.raw").exists());
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod migrations;
 mod packaging;
 mod parsers;
 mod program;
+mod qemu_nbd;
 mod replication;
 mod rig;
 mod schedules;

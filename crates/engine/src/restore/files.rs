@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use holdfast_block::{BlockDeviceMut, IoMode};
 use holdfast_image::{CreateOptions, Error as ImageError, Format, OpenOptions};
-use holdfast_repo::{DiskContent, DiskRecord, Environment, Manifest, Repository, TargetState};
+use holdfast_repo::{DiskContent, DiskRecord, Environment, Manifest, Repository, SnapshotDevice, TargetState};
 use jiff::tz::TimeZone;
 
 use super::dry_run::UnwrittenTarget;
@@ -120,6 +120,35 @@ fn restore_from(
         None if path.is_dir() => restorer.to_paths(disks, &path, StoredMemory::open(repository, snapshot)?),
         _ => restorer.to_paths(disks, &path, None),
     }
+}
+
+/// A disk of a snapshot, to be read.
+pub struct OpenedDisk {
+    /// The snapshot.
+    pub snapshot: Manifest,
+    /// The name of the disk.
+    pub name: String,
+    /// Its content. A block that is read and is not as it was stored is an error.
+    pub device: SnapshotDevice,
+}
+
+/// Opens a disk of a snapshot; without a name, the only one.
+///
+/// # Errors
+/// There is no such snapshot, or it has several disks.
+pub fn open_snapshot_disk(
+    repository: &Repository,
+    name: &SnapshotName,
+    zone: &TimeZone,
+    job: Job<'_>,
+) -> Result<OpenedDisk> {
+    let snapshot = find_snapshot(repository, &name.snapshot, zone, job.progress)?;
+    let record = only_disk(&chosen_disks(&snapshot, name.disk.as_ref())?)?;
+    Ok(OpenedDisk {
+        name: record.name.clone(),
+        device: repository.device_checking_prints(record),
+        snapshot,
+    })
 }
 
 fn chosen_disks<'m>(snapshot: &'m Manifest, disk: Option<&DiskName>) -> Result<Vec<&'m DiskRecord>> {

@@ -2,29 +2,30 @@
 
 pub(super) mod advice;
 pub(super) mod events;
+mod of_export;
 mod of_machine;
+mod of_snapshot;
+mod of_used_disk;
 mod report;
 
 use std::ffi::OsString;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, ExtentKind, FileDevice, IoMode, for_each_extent};
+use holdfast_block::{BlockDevice, ExtentKind, for_each_extent};
 use holdfast_engine::{ContainerHold, ContainerPlace, HoldContainerRequest, Job, SnapshotState, container_state};
-use holdfast_host::LineProcess;
 use holdfast_image::{CONTAINER_FILE, Format, OpenOptions};
 use holdfast_live_copy::{
-    CommandFreezer, ComparedSource, ConvergenceOptions, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger,
-    InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, PriorContent, ReceiveRequest, SessionId,
-    SourceConsistency, StillSource, ThrottlePolicy, Unconverged, UnitLayout, copy_live, session_of,
+    ConvergenceOptions, CopyPurpose, DiskId, ExistingTarget, FreezeTrigger, InterruptedCopy, LiveCopyReport,
+    LiveCopyRequest, LiveSource, PriorContent, ReceiveRequest, SessionId, SourceConsistency, StillSource,
+    ThrottlePolicy, Unconverged, UnitLayout, copy_live, session_of,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
 use super::far::{CopyTarget, program};
-use crate::args::{Example, SharedOptions, parse_format};
+use crate::args::{Example, parse_format};
 use crate::commands::images::container::freeze_args::{FreezeArgs, warn_of_freeze};
 use crate::commands::images::container::now_s;
 use crate::commands::verb::Verb;
@@ -34,6 +35,7 @@ use crate::exit::Exit;
 use crate::machines::runs::note_places;
 use advice::copy_error;
 use events::{RoundDisplay, ShownEvents};
+use of_export::export_of;
 use of_machine::{MachineSourceArgs, machine_of};
 use report::{CopiedFrom, LiveCopied, LiveCopyPlanned};
 
@@ -47,12 +49,16 @@ const GUARD_TIME: Duration = Duration::from_secs(2);
 /// Arguments of `live-copy`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct LiveCopyArgs {
-    /// An image, a raw disk, a block device, the folder of a container, or a machine
+    /// An image, a raw disk, a block device, an export (nbd://HOST/EXPORT), the folder of a container, or a machine; with
+    /// --snapshot a snapshot of a repository (ID, MACHINE, MACHINE@TIME), with :DISK one of its disks
     #[arg(value_name = "SOURCE")]
     source: OsString,
     /// A new raw file or a block device, on this host or on another one that has holdfast
     #[arg(value_name = "PATH|ssh://[USER@]HOST/PATH")]
     target: OsString,
+    /// Copy a disk of a snapshot of a repository
+    #[arg(long)]
+    snapshot: bool,
     /// The format of the source (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), instead of detecting it
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
@@ -60,12 +66,8 @@ pub(crate) struct LiveCopyArgs {
     freezing: FreezingArgs,
     #[command(flatten)]
     container_freeze: FreezeArgs,
-    /// Replace a file that exists, when the copy is complete; overwrite a block device
-    #[arg(long)]
-    force: bool,
-    /// Delete an interrupted copy to the same target instead of continuing it
-    #[arg(long)]
-    restart: bool,
+    #[command(flatten)]
+    existing: ExistingArgs,
     /// An image with similar content, on the host of the target: only the differences are sent; may be the target itself
     #[arg(long, value_name = "PATH")]
     seed: Option<PathBuf>,
@@ -80,6 +82,17 @@ pub(crate) struct LiveCopyArgs {
     dry_run: bool,
     #[command(flatten)]
     machine: MachineSourceArgs,
+}
+
+/// What happens to what exists at the target.
+#[derive(Debug, clap::Args)]
+struct ExistingArgs {
+    /// Replace a file that exists, when the copy is complete; overwrite a block device
+    #[arg(long)]
+    force: bool,
+    /// Delete an interrupted copy to the same target instead of continuing it
+    #[arg(long)]
+    restart: bool,
 }
 
 /// How a source that is written is frozen.
@@ -117,6 +130,10 @@ impl Verb for LiveCopyArgs {
             line: "holdfast live-copy /srv/web1 ssh://root@backup/srv/copies/web1.raw",
         },
         Example {
+            wish: "Bring a disk back from a repository, to another host",
+            line: "holdfast live-copy -r /backup/vms --snapshot web1@2026-11-20:vda ssh://root@host2/srv/vm/web1.raw",
+        },
+        Example {
             wish: "Copy a disk of a machine that runs, which is paused for 200 ms at most",
             line: "holdfast live-copy web1 /backup/web1.raw --disk vda --max-frozen 200ms",
         },
@@ -129,11 +146,11 @@ impl Verb for LiveCopyArgs {
             line: "holdfast live-copy /dev/vg/srv /backup/srv.raw --freeze-command 'fsfreeze --freeze /srv' --thaw-command 'fsfreeze --unfreeze /srv' --max-frozen 2s",
         },
     ];
-    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let target = CopyTarget::parse(&self.target)?;
-        if let Some(word) = machine_of(&self.source) {
+        let machine = if self.snapshot { None } else { machine_of(&self.source) };
+        if let Some(word) = machine {
             return self.copy_machine(word, &target, context);
         }
         if let Some(option) = self.machine.given() {
@@ -144,6 +161,12 @@ impl Verb for LiveCopyArgs {
                 ),
                 "remove the option; libvirt:NAME is a machine in any case",
             ));
+        }
+        if self.snapshot {
+            return self.copy_snapshot(&target, context);
+        }
+        if let Some(address) = export_of(&self.source) {
+            return self.copy_export(address, &target, context);
         }
         let source = Path::new(&self.source);
         let path = source.canonicalize().map_err(|error| Error::File {
@@ -156,7 +179,7 @@ impl Verb for LiveCopyArgs {
         }
         match (&self.freezing.freeze_command, &self.freezing.thaw_command) {
             _ if path.is_dir() => self.copy_container(&path, &target, context),
-            (Some(freeze), Some(thaw)) => self.copy_frozen(freeze, thaw, &path, &target, context),
+            (Some(freeze), Some(thaw)) => self.copy_used_disk([freeze, thaw], &path, &target, context),
             _ => self.copy_at_rest(&path, &target, context),
         }
     }
@@ -179,7 +202,13 @@ impl LiveCopyArgs {
             }
             error
         })?;
-        self.copy(&StillSource::new(&image), target, path, CopiedFrom::AtRest, context)
+        self.copy(
+            &StillSource::new(&image),
+            target,
+            &NamedSource::of_path(path),
+            CopiedFrom::AtRest,
+            context,
+        )
     }
 
     /// Copies the disk of a container as it is now. A snapshot holds it meanwhile.
@@ -221,7 +250,13 @@ impl LiveCopyArgs {
         };
         let source = StillSource::as_of(held.device(), consistency);
         let waited = Duration::from_micros(held.taken().paused_us);
-        let copied = self.copy(&source, target, path, CopiedFrom::Snapshot { waited }, context);
+        let copied = self.copy(
+            &source,
+            target,
+            &NamedSource::of_path(path),
+            CopiedFrom::Snapshot { waited },
+            context,
+        );
         context.work(1, |job| {
             held.release(job);
             Ok(())
@@ -229,73 +264,18 @@ impl LiveCopyArgs {
         copied
     }
 
-    /// Copies a raw disk that a program writes, which the commands freeze.
-    fn copy_frozen(
-        &self,
-        freeze: &str,
-        thaw: &str,
-        path: &Path,
-        target: &CopyTarget,
-        context: &Context,
-    ) -> Result<Exit, Error> {
-        if self.format.is_some_and(|format| format != Format::Raw) {
-            return Err(Error::usage(
-                "an image of another format than raw cannot be read while another program writes to it",
-                "remove the option --format, or shut the program down and remove --freeze-command",
-            ));
-        }
-        // What a file system writes to a device passes the page cache of the device by.
-        let is_block_device = path
-            .metadata()
-            .is_ok_and(|metadata| metadata.file_type().is_block_device());
-        let mode = if is_block_device {
-            IoMode::Direct
-        } else {
-            IoMode::Buffered
-        };
-        let device = FileDevice::open(path, mode)?;
-        let commands = [freeze.to_owned(), thaw.to_owned()];
-        let thaw_after = self.freezing.max_frozen(FROZEN_MAX_DEFAULT) * 2 + GUARD_TIME;
-        let launch = move || {
-            let program = std::env::current_exe()?;
-            let [freeze, thaw] = commands.clone();
-            let words: Vec<OsString> = vec![
-                "freeze-commands".into(),
-                freeze.into(),
-                thaw.into(),
-                "--thaw-after".into(),
-                thaw_after.as_millis().to_string().into(),
-            ];
-            LineProcess::start(&program.into(), &words)
-        };
-        let freezer = CommandFreezer::start(Box::new(launch)).map_err(|source| Error::File {
-            action: "start",
-            path: "/proc/self/exe".into(),
-            source,
-        })?;
-        let layout = layout_of(&device, PriorContent::of_seed(self.seed.as_ref()))?;
-        self.copy(
-            &ComparedSource::new(&device, layout, &freezer),
-            target,
-            path,
-            CopiedFrom::Frozen,
-            context,
-        )
-    }
-
     fn copy(
         &self,
         source: &dyn LiveSource,
         target: &CopyTarget,
-        path: &Path,
+        name: &NamedSource,
         from: CopiedFrom,
         context: &Context,
     ) -> Result<Exit, Error> {
-        let shown = path.display().to_string();
         if self.dry_run {
             return context.report(&LiveCopyPlanned {
                 dry_run: true,
-                source: shown,
+                source: name.shown.clone(),
                 target: target.to_string(),
                 size_bytes: layout_of(source.device(), PriorContent::of_seed(self.seed.as_ref()))?.size_bytes(),
                 data_bytes: Some(data_bytes(source.device())?),
@@ -305,7 +285,7 @@ impl LiveCopyArgs {
         let prepared = PreparedCopy {
             source,
             target,
-            identity: &[path.as_os_str().as_encoded_bytes()],
+            identity: &[&name.identity],
             frozen_max: self.freezing.max_frozen(FROZEN_MAX_DEFAULT),
             rounds: match from {
                 CopiedFrom::Frozen => RoundDisplay::Shown,
@@ -313,7 +293,13 @@ impl LiveCopyArgs {
             },
         };
         let report = context.work(1, |job| Ok(self.run_copy(&prepared, context, job)))??;
-        context.report(&LiveCopied::new(&shown, target, &report, source.consistency(), from))
+        context.report(&LiveCopied::new(
+            &name.shown,
+            target,
+            &report,
+            source.consistency(),
+            from,
+        ))
     }
 
     fn run_copy(&self, prepared: &PreparedCopy<'_>, context: &Context, job: Job<'_>) -> Result<LiveCopyReport, Error> {
@@ -329,12 +315,12 @@ impl LiveCopyArgs {
                 target: target.path.clone(),
                 size_bytes: layout.size_bytes(),
                 expected_bytes: data_bytes(source.device())?,
-                existing: if self.force {
+                existing: if self.existing.force {
                     ExistingTarget::Replace
                 } else {
                     ExistingTarget::Refuse
                 },
-                interrupted: if self.restart {
+                interrupted: if self.existing.restart {
                     InterruptedCopy::Delete
                 } else {
                     InterruptedCopy::Continue
@@ -367,6 +353,23 @@ impl LiveCopyArgs {
             },
         };
         copy_live(&request, job).map_err(copy_error)
+    }
+}
+
+/// How a source is called.
+struct NamedSource {
+    /// For people.
+    shown: String,
+    /// What identifies it on this host, so that an interrupted copy is continued.
+    identity: Vec<u8>,
+}
+
+impl NamedSource {
+    fn of_path(path: &Path) -> Self {
+        Self {
+            shown: path.display().to_string(),
+            identity: path.as_os_str().as_encoded_bytes().to_vec(),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
+use holdfast_test_kit::run;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
@@ -69,4 +70,34 @@ fn an_undo_that_is_ended_leaves_the_machine_on_one_host() {
     assert_eq!(hosts.states(), ["running", "shut off"]);
     hosts.console.wait_for_more(50);
     hosts.console.assert_no_mismatch();
+}
+
+#[test]
+fn a_machine_that_is_shut_off_is_brought_back() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    hosts.here.virsh(&["destroy", "web1"]);
+    hosts.moved(&[]);
+    assert_eq!(hosts.states(), ["shut off", "shut off"]);
+    // What the machine does there comes back.
+    let there = hosts.there.path("images/web1.raw");
+    let write = ["-f", "raw", "-c", "write -P 90 40M 64k", there.to_str().unwrap()];
+    run("qemu-io", &write);
+    let back = hosts.moved(&["--undo"]);
+    assert_eq!(back["state"], "shut-off", "{back}");
+    assert_eq!(hosts.states(), ["shut off", "shut off"]);
+    let disk = hosts.image.with_extension("raw");
+    let compare = [
+        "compare",
+        "-f",
+        "raw",
+        "-F",
+        "raw",
+        there.to_str().unwrap(),
+        disk.to_str().unwrap(),
+    ];
+    run("qemu-img", &compare);
+    assert!(hosts.here.virsh(&["dumpxml", "web1"]).contains(disk.to_str().unwrap()));
+    // The former disk is kept.
+    assert!(hosts.image.exists());
+    hosts.assert_no_sockets();
 }

@@ -2,12 +2,11 @@
 //! identity.
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
-use crate::host::{file_system, text};
+use crate::host::file_system;
 use crate::program::stderr;
+use crate::qemu_nbd::QemuNbd;
 use crate::rig::{Rig, noise};
-use crate::schedules::wait_until;
 
 const MIB: usize = 1 << 20;
 const IMAGES: [&str; 5] = ["base.qcow2", "base.vdi", "base.vhd", "base.vhdx", "base.vmdk"];
@@ -164,31 +163,11 @@ fn a_dry_run_shows_the_kind_of_a_clone_and_a_misleading_name_is_warned_about() {
 /// An image lacks data that a running machine has in memory.
 #[test]
 fn an_image_open_for_writing_is_refused_as_source() {
-    struct Qemu(Child);
-    impl Drop for Qemu {
-        fn drop(&mut self) {
-            self.0.kill().unwrap();
-            self.0.wait().unwrap();
-        }
-    }
     let rig = Rig::empty();
     with_images(&rig, "");
     let socket = rig.path("nbd");
-    let serve = |mode: &[&str]| {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "the program of another one, which has the image open"
-        )]
-        let child = Command::new("qemu-nbd")
-            .args(["-f", "qcow2", "-t", "-k", text(&socket)])
-            .args(mode)
-            .arg(rig.path("base.qcow2"))
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        wait_until("qemu-nbd listens", || socket.exists());
-        Qemu(child)
-    };
+    let serve =
+        |options: &[&str]| QemuNbd::serve(&rig.path("base.qcow2"), &socket, &[&["-f", "qcow2"], options].concat());
     let writer = serve(&[]);
     let (kind, message) = rig.error(4, &["clone", "base.qcow2", "clone.qcow2"]);
     assert_eq!(kind, "locked", "{message}");
