@@ -14,7 +14,9 @@ const PATH: &str = "/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin";
 const MIB: u64 = 1 << 20;
 /// How a program reports a file on a FUSE file system whose server has ended.
 const DEAD_SERVER: &str = "Transport endpoint is not connected";
-const DEAD_SERVER_PATIENCE: Duration = Duration::from_secs(60);
+/// How umount reports a file system that another process looks at, as programs do that look at all file systems.
+const BUSY: &str = "target is busy";
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Runs a program of the system; returns its output.
 ///
@@ -24,14 +26,21 @@ pub fn system(program: &str, words: &[&str]) -> Result<String, String> {
     let clock = SystemClock::new();
     loop {
         match execute(program, words) {
-            // It looks at the files of all loop devices, also at one whose server another test has killed.
-            Err(reason)
-                if program == "mkfs.btrfs" && reason.contains(DEAD_SERVER) && clock.now() < DEAD_SERVER_PATIENCE =>
-            {
+            Err(reason) if is_passing(program, &reason) && clock.now() < PATIENCE => {
                 clock.sleep(Duration::from_millis(200));
             }
             result => return result,
         }
+    }
+}
+
+/// Whether a program has failed because of what other tests do at this moment.
+fn is_passing(program: &str, reason: &str) -> bool {
+    match program {
+        // It looks at the files of all loop devices, also at one whose server another test has killed.
+        "mkfs.btrfs" => reason.contains(DEAD_SERVER),
+        "umount" => reason.contains(BUSY),
+        _ => false,
     }
 }
 
