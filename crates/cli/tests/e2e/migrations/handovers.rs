@@ -56,8 +56,22 @@ fn document_of(output: &Output) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn assert_moved_with_a_lost_connection(hosts: &TwoHosts) {
-    let document = document_of(&hosts.migrate(&["--max-frozen", "20s", "--json"]));
+/// Attempts to move a machine. On a busy host, a new receiver may start later than the machine may be stopped.
+const ATTEMPT_COUNT_MAX: u32 = 4;
+
+/// Moves the machine, while one receiver ends at a message.
+fn assert_moves_although_a_receiver_ends(hosts: &TwoHosts, receiver: &EndingReceiver, kind: u8) {
+    let mut attempts = 0..ATTEMPT_COUNT_MAX;
+    let document = loop {
+        assert!(attempts.next().is_some(), "each attempt was late");
+        receiver.end_at(kind, 1);
+        let document = document_of(&hosts.migrate(&["--max-frozen", "20s", "--json"]));
+        assert_eq!(receiver.remaining(), 0, "{document}");
+        if !document["error"]["message"].to_string().contains("did not confirm") {
+            break document;
+        }
+        assert_eq!(hosts.states()[0], "running");
+    };
     assert_eq!(document["status"], "warnings", "{document}");
     let warnings = document["warnings"].as_array().unwrap();
     assert_eq!(warnings.len(), 1, "{document}");
@@ -69,7 +83,7 @@ fn assert_moved_with_a_lost_connection(hosts: &TwoHosts) {
     assert_eq!(hosts.states(), ["shut off", "running"]);
     // The copies are complete.
     let names = hosts.names_there();
-    assert!(names.iter().all(|name| !name.contains("holdfast-copy")), "{names:?}");
+    assert!(names.iter().all(|name| !name.ends_with("holdfast-copy")), "{names:?}");
 }
 
 /// Until a receiver has confirmed that it owns its disk, the machine does not run there: the next receiver gets the content of
@@ -77,18 +91,15 @@ fn assert_moved_with_a_lost_connection(hosts: &TwoHosts) {
 #[test]
 fn a_machine_is_handed_over_again_if_a_receiver_ends() {
     let receiver = EndingReceiver::new();
-    receiver.end_at(COMMIT, 1);
+    receiver.end_at(COMMIT, 0);
     let Some(hosts) = TwoHosts::with(Program::FoundIn(receiver.folder())) else {
         return;
     };
     let boot = hosts.console.last().unwrap().boot;
-    assert_moved_with_a_lost_connection(&hosts);
-    assert_eq!(receiver.remaining(), 0);
+    assert_moves_although_a_receiver_ends(&hosts, &receiver, COMMIT);
     // The receiver was the owner, and the answer that says so is lost.
-    receiver.end_at(COMMITTED, 1);
     let hosts = hosts.turned_with(Program::FoundIn(receiver.folder()));
-    assert_moved_with_a_lost_connection(&hosts);
-    assert_eq!(receiver.remaining(), 0);
+    assert_moves_although_a_receiver_ends(&hosts, &receiver, COMMITTED);
     let later = hosts.console.wait_for_more(50);
     assert_eq!(later.boot, boot, "the guest has booted again");
     hosts.console.assert_no_mismatch();
