@@ -98,18 +98,18 @@ pub fn serve_host(
     services: &HostServices<'_>,
     is_ended: &(dyn Fn() -> bool + Sync),
 ) -> std::io::Result<()> {
-    let streams: Mutex<Vec<UnixStream>> = Mutex::default();
+    let streams = KeptStreams::default();
     std::thread::scope(|scope| {
+        let streams = &streams;
         let accept = || {
             while !is_ended() {
                 if !is_ready(listener)? {
                     continue;
                 }
                 let (stream, _) = listener.accept()?;
-                let kept = stream.try_clone()?;
-                streams.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+                streams.keep(&stream)?;
                 scope.spawn(move || {
-                    if let Err(error) = services.serve(&stream) {
+                    if let Err(error) = services.serve(&stream, streams) {
                         log::info!("a connection of the other host ended: {error}");
                     }
                     // The other host waits for the end, and `streams` has the socket, too.
@@ -120,15 +120,31 @@ pub fn serve_host(
         };
         let accepted = accept();
         // Their threads wait for what will not come any more.
-        for stream in &*streams.lock().unwrap_or_else(PoisonError::into_inner) {
-            stream.shutdown(Shutdown::Both).ok();
-        }
+        streams.shut_down();
         accepted
     })
 }
 
+/// The streams of all connections, to end them.
+#[derive(Default)]
+struct KeptStreams(Mutex<Vec<UnixStream>>);
+
+impl KeptStreams {
+    fn keep(&self, stream: &UnixStream) -> std::io::Result<()> {
+        let kept = stream.try_clone()?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
+        Ok(())
+    }
+
+    fn shut_down(&self) {
+        for stream in &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            stream.shutdown(Shutdown::Both).ok();
+        }
+    }
+}
+
 impl HostServices<'_> {
-    fn serve(&self, stream: &UnixStream) -> std::io::Result<()> {
+    fn serve(&self, stream: &UnixStream, streams: &KeptStreams) -> std::io::Result<()> {
         let other_version = || std::io::Error::other("it has another version of the protocol");
         match HostService::read(stream)? {
             HostService::Machine { version: VERSION } => serve_far(stream, stream, &self.machine),
@@ -143,7 +159,10 @@ impl HostServices<'_> {
                     let reason = format!("{} is not a socket of a migration", path.display());
                     return Err(std::io::Error::other(reason));
                 }
-                join_streams(stream, &UnixStream::connect(path)?);
+                let onward = UnixStream::connect(path)?;
+                // A hypervisor that hangs does not end it.
+                streams.keep(&onward)?;
+                join_streams(stream, &onward);
                 Ok(())
             }
             _ => Err(other_version()),
