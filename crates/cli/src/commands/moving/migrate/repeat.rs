@@ -35,9 +35,10 @@ impl MigrateArgs {
             place("back");
             match self.bring_back(target, context)? {
                 Returned::Back { report, .. } => back.push(*report),
-                // The other host has shown why it has failed.
+                // The other host has shown why.
                 Returned::Shown(exit) => {
-                    context.console().warning(&format!("{} is at {target}", self.machine));
+                    let text = format!("round trip {number} of {count} was not completed");
+                    context.console().warning(&text);
                     return Ok(exit);
                 }
             }

@@ -49,9 +49,16 @@ struct ReturnPath<'a> {
 
 /// What the other host has left.
 struct ReturnEnd {
-    code: Option<i32>,
-    /// The report, if the machine is here.
+    program: ProgramEnd,
+    /// The report, which comes when the machine is here.
     report: Option<serde_json::Value>,
+}
+
+/// How the program of the other host has ended.
+struct ProgramEnd {
+    code: Option<i32>,
+    /// Whether it was asked to stop.
+    was_stopped: bool,
 }
 
 impl MigrateArgs {
@@ -81,12 +88,16 @@ impl MigrateArgs {
         let words = self.words_for_return(&far_socket, context);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let end = path.serve(|| ssh.start_shown("holdfast", &words), context)?;
-        let exit = exit_of(end.code).ok_or_else(|| self.lost(target))?;
+        let exit = exit_of(end.program.code);
         match end.report.map(serde_json::from_value::<Migrated>) {
-            None => Ok(Returned::Shown(exit)),
+            None if end.program.was_stopped && exit != Some(Exit::Ok) => {
+                Err(holdfast_engine::Error::from(Interrupted).into())
+            }
+            None => exit.map(Returned::Shown).ok_or_else(|| self.lost(target)),
+            // The machine is here, also if the connection was lost since.
             Some(Ok(report)) => Ok(Returned::Back {
                 report: Box::new(report.returned_from(target)),
-                exit,
+                exit: exit.unwrap_or(Exit::Warnings),
             }),
             Some(Err(_)) => {
                 let text = format!(
@@ -94,7 +105,7 @@ impl MigrateArgs {
                     self.machine
                 );
                 context.console().warning(&text);
-                Ok(Returned::Shown(exit.with_warning_count(1)))
+                Ok(Returned::Shown(Exit::Warnings))
             }
         }
     }
@@ -158,7 +169,7 @@ impl ReturnPath<'_> {
             disks: receive_tools(context),
         };
         let has_ended = AtomicBool::new(false);
-        let code = std::thread::scope(|scope| {
+        let program = std::thread::scope(|scope| {
             let serving = scope.spawn(|| serve_host(self.listener, &services, &|| has_ended.load(Ordering::Relaxed)));
             let ended = start().map_err(ssh_error);
             let ended = ended.and_then(|program| wait_for_return(program, context));
@@ -168,21 +179,21 @@ impl ReturnPath<'_> {
             ended
         })?;
         let report = locked(&report).take();
-        Ok(ReturnEnd { code, report })
+        Ok(ReturnEnd { program, report })
     }
 }
 
-/// Waits until the program of the other host has ended; returns its exit code. A request to stop is passed on.
-fn wait_for_return(mut program: Piped, context: &Context) -> Result<Option<i32>, Error> {
+/// Waits until the program of the other host has ended. A request to stop is passed on.
+fn wait_for_return(mut program: Piped, context: &Context) -> Result<ProgramEnd, Error> {
     let interrupt = context.interrupt()?;
+    // The end of its input stops it.
     let mut input = program.take_input();
     loop {
         if let Some(ended) = program.try_end().map_err(socket_error("wait for", Path::new("ssh")))? {
-            return match (ended.code, input) {
-                // The end of its input has stopped it.
-                (code, None) if code != Some(0) => Err(holdfast_engine::Error::from(Interrupted).into()),
-                (code, _) => Ok(code),
-            };
+            return Ok(ProgramEnd {
+                code: ended.code,
+                was_stopped: input.is_none(),
+            });
         }
         if interrupt.is_requested() {
             input = None;
