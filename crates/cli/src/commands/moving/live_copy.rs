@@ -289,7 +289,7 @@ impl LiveCopyArgs {
             frozen_max: self.freezing.max_frozen(FROZEN_MAX_DEFAULT),
             rounds: match from {
                 CopiedFrom::Frozen => RoundDisplay::Shown,
-                CopiedFrom::AtRest | CopiedFrom::Snapshot { .. } => RoundDisplay::Hidden,
+                CopiedFrom::AtRest | CopiedFrom::Unlocked | CopiedFrom::Snapshot { .. } => RoundDisplay::Hidden,
             },
         };
         let report = context.work(1, |job| Ok(self.run_copy(&prepared, context, job)))??;

@@ -68,7 +68,7 @@ impl LiveCopyArgs {
         context
             .console()
             .note("an export cannot be locked: nothing may write to it until the copy is complete");
-        self.copy(&StillSource::new(&device), target, &name, CopiedFrom::AtRest, context)
+        self.copy(&StillSource::new(&device), target, &name, CopiedFrom::Unlocked, context)
     }
 }
 

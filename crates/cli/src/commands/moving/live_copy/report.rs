@@ -12,8 +12,10 @@ use crate::units;
 /// How the source was held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CopiedFrom {
-    /// Nothing wrote to it.
+    /// Nothing wrote to it: it was locked.
     AtRest,
+    /// Nothing may have written to it, which was not checked.
+    Unlocked,
     /// A snapshot was copied, for which writes waited before the copy began.
     Snapshot {
         /// How long.
@@ -95,7 +97,7 @@ impl LiveCopied {
     ) -> Self {
         // Otherwise nothing was frozen by the copy itself, although the steps took time.
         let frozen = match from {
-            CopiedFrom::AtRest => Duration::ZERO,
+            CopiedFrom::AtRest | CopiedFrom::Unlocked => Duration::ZERO,
             CopiedFrom::Snapshot { waited } => waited,
             CopiedFrom::Frozen => report.handover.frozen,
         };
@@ -160,6 +162,7 @@ impl Report for LiveCopied {
         page.table(&table);
         page.line(&match self.from {
             CopiedFrom::AtRest => "nothing was frozen: the source was not written".to_owned(),
+            CopiedFrom::Unlocked => "nothing was frozen, and the source could not be locked".to_owned(),
             CopiedFrom::Snapshot { .. } => format!(
                 "a snapshot before the copy: writes waited for {}",
                 milliseconds(self.times.frozen_us)
