@@ -105,7 +105,7 @@ fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
                 destroy(&format!("{pool}/trial"));
             } else {
                 for disk in ["trial-a", "trial-b"] {
-                    std::fs::remove_file(setup.world.lab.path(disk)).ok();
+                    std::fs::remove_file(setup.world.lab.path(disk)).unwrap();
                 }
             }
         }
@@ -155,7 +155,7 @@ fn a_killed_clone_of_the_current_state_leaves_nothing() {
         if is_defined {
             setup.world.lab.virsh(&["undefine", "trial"]);
             for disk in ["trial-a", "trial-b"] {
-                std::fs::remove_file(setup.world.lab.path(disk)).ok();
+                std::fs::remove_file(setup.world.lab.path(disk)).unwrap();
             }
         }
         let mut files = setup.world.files();

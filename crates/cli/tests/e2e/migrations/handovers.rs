@@ -81,9 +81,11 @@ fn assert_moves_although_a_receiver_ends(hosts: &TwoHosts, receiver: &EndingRece
     );
     assert_eq!(document["report"]["attempts"], 1, "{document}");
     assert_eq!(hosts.states(), ["shut off", "running"]);
-    // The copies are complete.
+    // The copies are complete. A receiver that was the owner in an attempt that was late has kept its journal.
+    let was_late = attempts.start > 1;
     let names = hosts.names_there();
-    assert!(names.iter().all(|name| !name.ends_with("holdfast-copy")), "{names:?}");
+    let is_left = |name: &&String| name.contains("holdfast-copy") && !(was_late && name.ends_with(".journal"));
+    assert_eq!(names.iter().find(is_left), None, "{names:?}");
 }
 
 /// Until a receiver has confirmed that it owns its disk, the machine does not run there: the next receiver gets the content of
