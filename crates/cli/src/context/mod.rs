@@ -302,14 +302,23 @@ impl Context {
         Ok(source.read(password_use, &ControllingTerminal, &mut warn)?)
     }
 
+    /// How the options require progress to be shown.
+    pub fn progress_how(&self) -> ProgressHow {
+        let args = &self.global.output;
+        if args.no_progress {
+            ProgressHow::None
+        } else {
+            args.progress
+        }
+    }
+
     /// A listener for a job. It shows progress as the options require, until it is dropped.
     ///
     /// Must be dropped before [`report`](Self::report).
     pub fn progress(&self) -> RunningProgress {
-        let args = &self.global.output;
-        let show = match args.progress {
+        let show = match self.progress_how() {
             ProgressHow::Json => ShowProgress::Events,
-            ProgressHow::Auto if !args.quiet && !args.no_progress => ShowProgress::Line,
+            ProgressHow::Auto if !self.is_quiet() => ShowProgress::Line,
             ProgressHow::Auto | ProgressHow::None => ShowProgress::No,
         };
         let (console, clock) = (Arc::clone(&self.console), Arc::clone(&self.clock));

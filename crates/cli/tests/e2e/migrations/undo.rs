@@ -8,6 +8,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::TwoHosts;
+use crate::rig::document_of;
 
 /// The other host migrates the machine back over the connection of this one, which it could not reach by itself.
 #[test]
@@ -26,7 +27,23 @@ fn a_move_is_undone_from_this_host() {
     assert_eq!(first["source"], Value::Null, "{first}");
     let plan = hosts.moved(&["--undo", "--dry-run"]);
     assert_eq!(plan["disks"][0]["seed"], hosts.image.to_str().unwrap(), "{plan}");
-    let back = hosts.moved(&["--max-frozen", "20s", "--undo", "--delete-former"]);
+    // The other host shows what it does as it is asked to here.
+    let back = hosts.migrate(&[
+        "--max-frozen",
+        "20s",
+        "--undo",
+        "--delete-former",
+        "--progress",
+        "json",
+        "--json",
+    ]);
+    let events = String::from_utf8(back.stderr).unwrap();
+    assert!(
+        events.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()),
+        "{events}"
+    );
+    assert!(events.contains("sending the memory"), "{events}");
+    let back = document_of(&String::from_utf8(back.stdout).unwrap())["report"].clone();
     assert_eq!(hosts.states(), ["running", "shut off"]);
     assert_eq!(back["source"], hosts.destination(), "{back}");
     assert_eq!(back["destination"], Value::Null, "{back}");

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use clap::ValueEnum as _;
 use holdfast_block::Clock as _;
 use holdfast_engine::{Interrupted, RETURN_SOCKET, RuntimeFolder, return_socket};
 use holdfast_host::{DiskKind, DiskSource, Hypervisor, Libvirt, MachineState, Piped, ToolError};
@@ -116,6 +117,9 @@ impl MigrateArgs {
         let time = |time: Duration| format!("{}ms", time.as_millis());
         words.extend(["--retry-for".to_owned(), time(self.retry_for)]);
         words.extend(["--max-frozen".to_owned(), time(self.running.max_frozen)]);
+        if let Some(how) = context.progress_how().to_possible_value() {
+            words.extend(["--progress".to_owned(), how.get_name().to_owned()]);
+        }
         for seed in &self.seed {
             words.extend(["--seed".to_owned(), seed.to_string_lossy().into_owned()]);
         }
