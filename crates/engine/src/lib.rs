@@ -61,15 +61,16 @@ pub use capture::xen::{
 };
 pub use capture::{CaptureOptions, MachineBackupReport};
 pub use container::{
-    CloneContainerReport, CloneContainerRequest, Consistency, ContainerHold, ContainerMount, ContainerMountRequest,
-    ContainerMounter, ContainerPlace, ContainerState, ContainerTraffic, ContainerWorkerRequest, CreateContainerReport,
-    CreateContainerRequest, DiskTransport, FileSystemKind, FreezerLauncher, Growth, HoldContainerRequest, MountedDisk,
-    MountedSnapshot, ResumeChoice, ResumePlan, RootFiller, RuntimeRequest, ServeUntil, SnapshotDeletion,
-    SnapshotRequest, SnapshotServeRequest, SnapshotState, TakenMemory, TakenSnapshot, UnmountedContainer, check_clone,
-    check_create, check_resume, clone_container, container_state, create_container, delete_snapshots, fold_layers,
-    grow_container, is_mounted_from_container, mount_snapshot, plan_container_switch, plan_resume, preview_resume,
-    restore_memory, return_to_memory, serve_container, serve_freezer, switch_container, take_memory_snapshot,
-    take_snapshot, trim_container, unmount_container, unmount_snapshot, wait_for_unmount,
+    CloneContainerReport, CloneContainerRequest, Consistency, ContainerDocument, ContainerHold, ContainerMount,
+    ContainerMountRequest, ContainerMounter, ContainerPlace, ContainerState, ContainerTraffic, ContainerWorkerRequest,
+    CreateContainerReport, CreateContainerRequest, DiskTransport, FileSystemKind, FreezerLauncher, Growth,
+    HoldContainerRequest, IdleContainer, MountedDisk, MountedSnapshot, RelocatedUse, Relocation, ResumeChoice,
+    ResumePlan, RootFiller, RuntimeRequest, ServeUntil, SnapshotDeletion, SnapshotRequest, SnapshotServeRequest,
+    SnapshotState, TakenMemory, TakenSnapshot, UnmountedContainer, check_clone, check_create, check_resume,
+    clone_container, container_state, create_container, delete_snapshots, fold_layers, grow_container,
+    is_left_by_killed_process, is_mounted_from_container, mount_snapshot, plan_container_switch, plan_resume,
+    preview_resume, restore_memory, return_to_memory, serve_container, serve_freezer, switch_container,
+    take_memory_snapshot, take_snapshot, trim_container, unmount_container, unmount_snapshot, wait_for_unmount,
 };
 pub use container_content::{
     ContentCounts, ContentLoss, ContentSource, FillReport, ImageChoice, ImageConfiguration, ImagePlatform, PackReport,

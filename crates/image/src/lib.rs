@@ -51,10 +51,10 @@ pub use formats::vhd::stream::{VhdBlock, VhdStream};
 pub use formats::vmdk::stream::{StreamGrain, StreamOptions, StreamReader, StreamReport, write_stream_optimized};
 pub use live::{
     CONTAINER_FILE, ChainStatus, Changes, Collapse, ContainerDuplicate, ContainerLock, ContainerTree, CurrentState,
-    DuplicateReport, LayerStatus, LiveChain, LiveOptions, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, MergeObserver,
-    MergeProgress, NewContainer, NewSnapshot, PointInTime, PreparedSnapshot, SnapshotEntry, SwitchPlan, TreeLayer,
-    check_new_container, create_container, duplicate_container, is_container, is_memory_folder, new_memory_folder,
-    plan_switch, switch,
+    DESCRIPTOR_FILE, DuplicateReport, LayerStatus, LiveChain, LiveOptions, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY,
+    MergeObserver, MergeProgress, NewContainer, NewSnapshot, PinnedLayer, PinnedLayers, PointInTime, PreparedSnapshot,
+    SnapshotEntry, SwitchPlan, TreeLayer, check_new_container, create_container, duplicate_container, is_container,
+    is_memory_folder, new_memory_folder, plan_switch, switch,
 };
 pub use model::block_options::BlockOptions;
 pub use model::create_options::{BackingFile, CreateOptions, DataFile, DataFileKind, Preallocation, Qcow2Options};

@@ -16,11 +16,11 @@ use crate::source::Freezer;
 
 const FREEZE: &str = "freeze";
 const THAW: &str = "thaw";
+/// The source stays frozen, and is not thawed when the process ends.
+const LEAVE: &str = "leave";
 const DONE: &str = "done";
-/// Limit of the time of a command.
-const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
-/// How long the other process may take to answer.
-const PATIENCE: Duration = Duration::from_secs(70);
+/// How much longer than its command the other process may take to answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// Attempts to thaw when nothing else will.
 const THAW_COUNT: u32 = 30;
 const THAW_INTERVAL: Duration = Duration::from_secs(1);
@@ -32,28 +32,42 @@ pub type FreezeLauncher = dyn Fn() -> std::io::Result<LineProcess> + Send + Sync
 pub struct CommandFreezer {
     process: Mutex<LineProcess>,
     launch: Box<FreezeLauncher>,
+    command_time_max: Duration,
 }
 
 impl CommandFreezer {
-    /// Starts the process.
+    /// Starts the process, whose commands may take `command_time_max`.
     ///
     /// # Errors
     /// It cannot be started.
-    pub fn start(launch: Box<FreezeLauncher>) -> std::io::Result<Self> {
+    pub fn start(launch: Box<FreezeLauncher>, command_time_max: Duration) -> std::io::Result<Self> {
         Ok(Self {
             process: Mutex::new(launch()?),
             launch,
+            command_time_max,
         })
+    }
+
+    /// Ends the process, and leaves the source frozen.
+    ///
+    /// # Errors
+    /// The process has ended before: it has thawed the source, or tried to.
+    pub fn leave_frozen(&self) -> Result<()> {
+        self.ask(&mut self.process.lock().unwrap_or_else(PoisonError::into_inner), LEAVE)
+    }
+
+    fn ask(&self, process: &mut LineProcess, word: &'static str) -> Result<()> {
+        ask(process, word, self.command_time_max + ANSWER_TIME)
     }
 }
 
-fn ask(process: &mut LineProcess, word: &'static str) -> Result<()> {
+fn ask(process: &mut LineProcess, word: &'static str, patience: Duration) -> Result<()> {
     let failed = |reason: String| Error::Command {
         command: format!("the {word} command"),
         reason,
     };
     process.send_line(word).map_err(|error| failed(error.to_string()))?;
-    match process.receive_line(PATIENCE) {
+    match process.receive_line(patience) {
         Some(answer) if answer == DONE => Ok(()),
         Some(reason) => Err(failed(reason)),
         None => Err(failed("the process that calls it has ended".to_owned())),
@@ -62,17 +76,17 @@ fn ask(process: &mut LineProcess, word: &'static str) -> Result<()> {
 
 impl Freezer for CommandFreezer {
     fn freeze(&self) -> Result<()> {
-        ask(&mut self.process.lock().unwrap_or_else(PoisonError::into_inner), FREEZE)
+        self.ask(&mut self.process.lock().unwrap_or_else(PoisonError::into_inner), FREEZE)
     }
 
     fn thaw(&self) -> Result<()> {
         let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        ask(&mut process, THAW).or_else(|error| {
+        self.ask(&mut process, THAW).or_else(|error| {
             // It may have been killed. It thaws when it ends otherwise; thawing twice does no harm.
             let Ok(mut other) = (self.launch)() else {
                 return Err(error);
             };
-            ask(&mut other, THAW)?;
+            self.ask(&mut other, THAW)?;
             *process = other;
             Ok(())
         })
@@ -88,6 +102,8 @@ pub struct FreezeCommands {
     pub thaw: String,
     /// After this time, the source is thawed in any case.
     pub frozen_max: Duration,
+    /// How long a command may take.
+    pub command_time_max: Duration,
 }
 
 /// Calls the commands as the lines of `input` request it: the work of the other process.
@@ -123,14 +139,20 @@ pub fn serve_freeze_commands(
         let done = match next.as_deref() {
             Ok(FREEZE) => {
                 state = FreezeState::Frozen;
-                let frozen = call(&commands.freeze, &**clock);
-                if frozen.is_err() && call(&commands.thaw, &**clock).is_ok() {
+                let frozen = commands.call(&commands.freeze, &**clock);
+                if frozen.is_err() && commands.call(&commands.thaw, &**clock).is_ok() {
                     state = FreezeState::Thawed;
                 }
                 frozen
             }
             Ok(THAW) if state == FreezeState::Thawed => Ok(()),
-            Ok(THAW) => call(&commands.thaw, &**clock).inspect(|()| state = FreezeState::Thawed),
+            Ok(THAW) => commands
+                .call(&commands.thaw, &**clock)
+                .inspect(|()| state = FreezeState::Thawed),
+            Ok(LEAVE) => {
+                state = FreezeState::Thawed;
+                Ok(())
+            }
             Ok(other) => Err(Error::Request {
                 reason: format!("{other:?} is not a request"),
             }),
@@ -162,46 +184,48 @@ enum FreezeState {
 }
 
 fn thaw_patiently(commands: &FreezeCommands, clock: &dyn Clock) -> Result<()> {
-    let mut result = call(&commands.thaw, clock);
+    let mut result = commands.call(&commands.thaw, clock);
     for _ in 1..THAW_COUNT {
         if result.is_ok() {
             break;
         }
         clock.sleep(THAW_INTERVAL);
-        result = call(&commands.thaw, clock);
+        result = commands.call(&commands.thaw, clock);
     }
     result
 }
 
-/// Calls a command by a shell.
-fn call(command: &str, clock: &dyn Clock) -> Result<()> {
-    let failed = |reason: String| Error::Command {
-        command: command.to_owned(),
-        reason,
-    };
-    let call = Call {
-        program: Path::new("/bin/sh"),
-        arguments: &["-c", command],
-        variables: &[],
-        withheld: &[],
-        input: &[],
-        time_out: COMMAND_TIME_MAX,
-        is_stopped: &|| false,
-    };
-    let output = call.run(clock).map_err(|error| failed(error.to_string()))?;
-    let how = match output.outcome {
-        ProcessOutcome::Success => return Ok(()),
-        ProcessOutcome::ExitCode(code) => format!("it ended with code {code}"),
-        ProcessOutcome::Signal(signal) => format!("signal {signal} ended it"),
-        ProcessOutcome::TimedOut | ProcessOutcome::Stopped => {
-            format!("it did not end within {} s", COMMAND_TIME_MAX.as_secs())
-        }
-    };
-    let lines = output
-        .lines
-        .iter()
-        .map(|line| line.trim())
-        .filter(|line| !line.is_empty());
-    let message: Vec<&str> = [&how[..]].into_iter().chain(lines).collect();
-    Err(failed(message.join("; ")))
+impl FreezeCommands {
+    /// Calls one of the commands by a shell.
+    fn call(&self, command: &str, clock: &dyn Clock) -> Result<()> {
+        let failed = |reason: String| Error::Command {
+            command: command.to_owned(),
+            reason,
+        };
+        let call = Call {
+            program: Path::new("/bin/sh"),
+            arguments: &["-c", command],
+            variables: &[],
+            withheld: &[],
+            input: &[],
+            time_out: self.command_time_max,
+            is_stopped: &|| false,
+        };
+        let output = call.run(clock).map_err(|error| failed(error.to_string()))?;
+        let how = match output.outcome {
+            ProcessOutcome::Success => return Ok(()),
+            ProcessOutcome::ExitCode(code) => format!("it ended with code {code}"),
+            ProcessOutcome::Signal(signal) => format!("signal {signal} ended it"),
+            ProcessOutcome::TimedOut | ProcessOutcome::Stopped => {
+                format!("it did not end within {} s", self.command_time_max.as_secs())
+            }
+        };
+        let lines = output
+            .lines
+            .iter()
+            .map(|line| line.trim())
+            .filter(|line| !line.is_empty());
+        let message: Vec<&str> = [&how[..]].into_iter().chain(lines).collect();
+        Err(failed(message.join("; ")))
+    }
 }

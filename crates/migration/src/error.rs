@@ -113,6 +113,38 @@ pub enum Error {
         /// How.
         how: String,
     },
+    /// What uses the container could not be stopped.
+    #[error("what uses the container could not be stopped: {reason}")]
+    Stop {
+        /// Why.
+        reason: String,
+    },
+    /// Programs write to the container faster than it is copied.
+    #[error(
+        "{} is written faster than it is copied: the last round sent {bytes} bytes in {took_ms} ms, and it may be unmounted for \
+         {frozen_max_ms} ms",
+        container.display()
+    )]
+    ContainerChangesTooFast {
+        /// The container.
+        container: PathBuf,
+        /// Bytes of the last round.
+        bytes: u64,
+        /// How long it took.
+        took_ms: u128,
+        /// The limit.
+        frozen_max_ms: u128,
+    },
+    /// The other host has failed at the end, and may have the container or not.
+    #[error("whether {} is at {target} is not known: {reason}", container.display())]
+    ContainerUnresolved {
+        /// The container here, which is not used.
+        container: PathBuf,
+        /// Its address there.
+        target: String,
+        /// The failure.
+        reason: String,
+    },
     /// The hypervisor has failed after the disks were handed over, and the machine runs nowhere, or may run at both hosts.
     #[error("the hypervisor has failed at the end of the migration of {machine}; here: {here}; at {host}: {there}")]
     Unresolved {

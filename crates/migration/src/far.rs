@@ -3,25 +3,22 @@
 mod serve;
 mod services;
 
-use std::io::{BufRead as _, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
-use holdfast_host::{Piped, StreamTools};
+use holdfast_host::StreamTools;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::request_link::RequestLink;
 pub use serve::{FarTools, MovingHypervisor, serve_far};
 pub(crate) use services::HostService;
-pub use services::{HostServices, serve_host};
+pub use services::{HostRequests, HostServices, RequestSubject, serve_host};
 
 /// Words after which the program answers: `holdfast receive-machine 1`.
 pub const RECEIVE_MACHINE_COMMAND: [&str; 2] = ["receive-machine", "1"];
 /// The name of the variables of the firmware among the disks of a machine.
 pub(crate) const NVRAM: &str = "nvram";
-/// Limit of a line. A configuration has some ten thousand bytes.
-const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// What is asked of the other host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -148,73 +145,31 @@ impl std::fmt::Display for FarState {
 }
 
 /// The `holdfast` of the other host.
-pub struct FarHost {
-    host: String,
-    process: Mutex<FarProcess>,
-}
-
-struct FarProcess {
-    /// None if it is reached by a socket.
-    program: Option<Piped>,
-    input: Box<dyn Write + Send>,
-    output: BufReader<Box<dyn Read + Send>>,
-}
+pub struct FarHost(RequestLink);
 
 impl FarHost {
     /// Starts it by `tools`. `uri` is the address of its hypervisor.
     pub fn start(tools: &dyn StreamTools, uri: &str) -> Result<Self> {
-        let host = tools.host().unwrap_or("this host").to_owned();
-        let no_answer = |reason: String| Error::FarHost {
-            host: host.clone(),
-            reason,
-        };
         let [verb, version] = RECEIVE_MACHINE_COMMAND;
-        let started = tools.start("holdfast", &[verb, version, "--connect", uri]);
-        let mut program = started.map_err(|error| no_answer(error.to_string()))?;
-        let ends = program.take_input().zip(program.take_output());
-        let (input, output) = ends.ok_or_else(|| no_answer("it has no pipes".to_owned()))?;
-        Ok(Self {
-            process: Mutex::new(FarProcess {
-                program: Some(program),
-                input: Box::new(input),
-                output: BufReader::new(Box::new(output)),
-            }),
-            host,
-        })
+        RequestLink::start(tools, &[verb, version, "--connect", uri]).map(Self)
     }
 
     /// A process of `host` that answers at the other end of a socket.
     pub(crate) fn of_socket(socket: UnixStream, host: String) -> std::io::Result<Self> {
-        Ok(Self {
-            process: Mutex::new(FarProcess {
-                program: None,
-                input: Box::new(socket.try_clone()?),
-                output: BufReader::new(Box::new(socket)),
-            }),
-            host,
-        })
+        RequestLink::of_socket(socket, host).map(Self)
     }
 
     /// Its name.
     pub fn host(&self) -> &str {
-        &self.host
+        self.0.host()
     }
 
     /// # Errors
     /// The host refuses, or does not answer.
     pub(crate) fn ask(&self, request: &FarRequest) -> Result<FarAnswer> {
-        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
-        let answered = process.exchange(request).map_err(|error| {
-            let program = process.program.as_mut();
-            let reason = program.and_then(|program| program.try_end().ok().flatten());
-            Error::FarHost {
-                host: self.host.clone(),
-                reason: reason.map_or_else(|| error.to_string(), |end| end.reason()),
-            }
-        })?;
-        match answered {
+        match self.0.ask(request)? {
             FarAnswer::Refused { reason } => Err(Error::Refused {
-                host: self.host.clone(),
+                host: self.host().to_owned(),
                 reason,
             }),
             answer => Ok(answer),
@@ -254,50 +209,23 @@ impl FarHost {
     }
 
     pub(crate) fn other_version(&self) -> Error {
-        Error::FarHost {
-            host: self.host.clone(),
-            reason: "the answer is not from a holdfast of about the same version".to_owned(),
-        }
-    }
-}
-
-impl FarProcess {
-    fn exchange(&mut self, request: &FarRequest) -> std::io::Result<FarAnswer> {
-        let mut line = serde_json::to_vec(request)?;
-        line.push(b'\n');
-        self.input.write_all(&line)?;
-        self.input.flush()?;
-        let mut answer = Vec::new();
-        (&mut self.output).take(LINE_BYTES_MAX).read_until(b'\n', &mut answer)?;
-        if !answer.ends_with(b"\n") {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(serde_json::from_slice(&answer)?)
+        self.0.other_version()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde::Serialize;
-    use serde::de::DeserializeOwned;
-
     use super::{FarAnswer, FarRequest};
+    use crate::request_link::assert_lines_unchanged;
 
     /// Requests and answers of version 1, as docs/format/migration.md describes them.
     const REQUESTS: &str = include_str!("../tests/fixtures/requests-1.jsonl");
     const ANSWERS: &str = include_str!("../tests/fixtures/answers-1.jsonl");
 
-    fn assert_unchanged<T: Serialize + DeserializeOwned>(lines: &str) {
-        for line in lines.lines() {
-            let value: T = serde_json::from_str(line).unwrap();
-            assert_eq!(serde_json::to_string(&value).unwrap(), line);
-        }
-    }
-
     #[test]
     fn version_1_is_understood_and_written_as_it_was() {
-        assert_unchanged::<FarRequest>(REQUESTS);
-        assert_unchanged::<FarAnswer>(ANSWERS);
+        assert_lines_unchanged::<FarRequest>(REQUESTS);
+        assert_lines_unchanged::<FarAnswer>(ANSWERS);
         assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [15, 10]);
     }
 

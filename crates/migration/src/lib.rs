@@ -7,6 +7,7 @@
 //!
 //! - `memory_relay`: the relay of the memory
 //! - `memory_watch`, `memory_convergence`: the progress of the memory, and whether it will ever be sent
+//! - `request_link`: requests to a process of the other host, and its answers
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
 //! - `socket_host`: another host that is reached by a socket instead of ssh; `streams`: bytes between two sockets
 //! - `plan`, `image_file`: what a migration would do, and what prevents it
@@ -14,9 +15,11 @@
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
 //! - `mover`: what follows on each event; `move_watch`: what its threads wait for; `resolution`: where the machine runs after a
 //!   failure at the end
+//! - `container`: containers that move
 //! - `run`: the migration of a machine that runs; `shut_off`: of one that is shut off; `complete`: the end of both
 
 mod complete;
+mod container;
 mod disk_copy;
 mod disks;
 mod error;
@@ -31,15 +34,24 @@ mod move_watch;
 mod mover;
 mod plan;
 mod report;
+mod request_link;
 mod resolution;
 mod run;
 mod shut_off;
 mod socket_host;
 mod streams;
 
+pub use container::{
+    ArrivalTools, ContainerMove, ContainerMoveObserver, ContainerMoveReport, ContainerMoveTools, ContainerPhase,
+    ContainerPlan, ContainerPlanRequest, ContainerRound, FarContainers, MountTarget, MountThere,
+    RECEIVE_CONTAINER_COMMAND, migrate_container, plan_container, serve_arrivals,
+};
 pub use disks::CopyEvents;
 pub use error::{Error, Result};
-pub use far::{FarHost, FarTools, HostServices, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far, serve_host};
+pub use far::{
+    FarHost, FarTools, HostRequests, HostServices, MovingHypervisor, RECEIVE_MACHINE_COMMAND, RequestSubject,
+    serve_far, serve_host,
+};
 pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
 pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, RunningTools};

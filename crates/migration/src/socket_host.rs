@@ -36,10 +36,27 @@ impl SocketHost {
     pub fn far(&self) -> Result<FarHost> {
         let stream = HostService::machine().open(&self.socket);
         let far = stream.and_then(|stream| FarHost::of_socket(stream, self.name.clone()));
-        far.map_err(|error| Error::FarHost {
+        far.map_err(|error| self.no_answer(&error))
+    }
+
+    /// A connection for requests about a container.
+    ///
+    /// # Errors
+    /// The host does not serve.
+    pub(crate) fn open_container_service(&self) -> Result<UnixStream> {
+        let stream = HostService::container().open(&self.socket);
+        stream.map_err(|error| self.no_answer(&error))
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn no_answer(&self, error: &std::io::Error) -> Error {
+        Error::FarHost {
             host: self.name.clone(),
             reason: error.to_string(),
-        })
+        }
     }
 
     /// The receivers of the host.

@@ -113,6 +113,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "error",
             "streams",
             "memory_relay",
+            "request_link",
             "far",
             "socket_host",
             "image_file",
@@ -130,6 +131,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "mover",
             "run",
             "shut_off",
+            "container",
         ],
     ),
     (

@@ -27,7 +27,7 @@ use super::plan::{BackupPlan, PlannedCapture, PlannedMethod, PlannedRead};
 use super::sink::SnapshotSink;
 use super::snapshot::SnapshotOptions;
 use super::{Capture, CaptureOptions, MachineBackupReport, PreparedMachine, Steps, capture_into, plan_capture};
-use crate::container::{Consistency, ContainerPlace, SnapshotState};
+use crate::container::{Consistency, ContainerPlace, Relocation, SnapshotState};
 use crate::job::{Error, Job, Result};
 use crate::machine::hooks::HookCalls;
 use changes::ChangesBase;
@@ -131,6 +131,7 @@ impl Capture for ContainerBackupRequest<'_> {
     }
 
     fn find(&self) -> Result<MachineSummary> {
+        Relocation::refuse(&self.place)?;
         let folder = &self.place.folder;
         let is_used = ContainerLock::is_held(folder).map_err(|error| Error::from(error).on(folder))?;
         Ok(MachineSummary {

@@ -110,7 +110,7 @@ fn process_text(process: &ProcessIdentity) -> String {
 }
 
 /// Whether a process that was killed has left this snapshot.
-pub(crate) fn is_left_by_process(entry: &SnapshotEntry, processes: &dyn Processes) -> bool {
+pub fn is_left_by_killed_process(entry: &SnapshotEntry, processes: &dyn Processes) -> bool {
     let process = entry.properties.get(CLONE_PROCESS_PROPERTY);
     let process = process.and_then(|text| serde_json::from_str::<ProcessIdentity>(text).ok());
     process.is_some_and(|process| liveness_of(&process, processes) == Liveness::Dead)

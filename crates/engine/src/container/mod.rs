@@ -20,6 +20,7 @@ mod memory;
 mod nbd;
 mod pause;
 mod place;
+mod relocation;
 mod remains;
 mod resume;
 mod runtime;
@@ -41,10 +42,11 @@ pub use control::Consistency;
 pub use create::{CreateContainerReport, CreateContainerRequest, RootFiller, check_create, create_container};
 pub(crate) use create::{PARTIAL_ENDING, check_new_folder, create_complete};
 pub use freezer::{FreezerLauncher, serve_freezer};
-pub use hold::{ContainerHold, HoldContainerRequest};
-pub(crate) use hold::{is_left_by_process, open_snapshot};
+pub(crate) use hold::open_snapshot;
+pub use hold::{ContainerHold, HoldContainerRequest, is_left_by_killed_process};
 pub use memory::{TakenMemory, take_memory_snapshot};
-pub use place::ContainerPlace;
+pub use place::{ContainerPlace, DiskTransport};
+pub use relocation::{ContainerDocument, IdleContainer, RelocatedUse, Relocation};
 pub(crate) use remains::{FoundRuntimeState, RuntimeRemains, clear_runtime_remains, is_of_mount, runtime_remains};
 pub use resume::{
     ResumeChoice, ResumePlan, check_resume, plan_resume, preview_resume, restore_memory, return_to_memory,
@@ -52,8 +54,7 @@ pub use resume::{
 pub use runtime::RuntimeRequest;
 pub(crate) use serve::GROW_PROPERTY;
 pub use serve::{
-    ContainerMount, ContainerMountRequest, ContainerMounter, DiskTransport, MountedDisk, UnmountedContainer,
-    unmount_container,
+    ContainerMount, ContainerMountRequest, ContainerMounter, MountedDisk, UnmountedContainer, unmount_container,
 };
 pub use snapshot_mount::{
     MountedSnapshot, ServeUntil, SnapshotServeRequest, is_mounted_from_container, mount_snapshot, unmount_snapshot,

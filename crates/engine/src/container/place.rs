@@ -23,6 +23,17 @@ const PAUSE_LOCK: &str = "pause.lock";
 /// The disk in the FUSE file system.
 pub(super) const DISK_FILE: &str = "disk.raw";
 
+/// What makes a block device of the disk of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DiskTransport {
+    /// A file of FUSE, and a loop device.
+    #[default]
+    Fuse,
+    /// The NBD client of the kernel.
+    Nbd,
+}
+
 /// A container, and the places that it has while it is mounted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContainerPlace {
@@ -130,8 +141,16 @@ impl ContainerPlace {
         loop_devices_of(&self.disk_file()).into_iter().chain(over_nbd).collect()
     }
 
+    /// What makes a block device of its disk while it is mounted.
+    pub fn transport(&self) -> DiskTransport {
+        match self.nbd_device() {
+            Some(_) => DiskTransport::Nbd,
+            None => DiskTransport::Fuse,
+        }
+    }
+
     /// Where the file system of the disk is mounted, in the namespace of this process.
-    pub(super) fn mount_points(&self) -> Vec<PathBuf> {
+    pub fn mount_points(&self) -> Vec<PathBuf> {
         let mounts = Mounts::read().unwrap_or_default();
         let devices = self.block_devices();
         devices

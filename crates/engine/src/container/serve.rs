@@ -16,7 +16,8 @@ use rustix::mount::{UnmountFlags, unmount};
 use super::attach::{FileSystemMount, FoundFileSystem, adopt_size, find_file_system, unmount_all};
 use super::control::{ContainerControlRequest, ControlClient};
 use super::nbd::{NbdPlace, adopt_nbd_size, find_device, nbd_error, release_on_unmount};
-use super::place::{ContainerPlace, DISK_FILE};
+use super::place::{ContainerPlace, DISK_FILE, DiskTransport};
+use super::relocation::{RelocatedUse, Relocation};
 use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
 use crate::restore::mount::{LOOK_INTERVAL, MountPlace, MountUser, Supervision, WorkerLauncher};
@@ -31,16 +32,6 @@ pub enum MountedDisk {
     FileSystem,
     /// Its disk as a raw file.
     File,
-}
-
-/// What makes a block device of the disk of a container.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DiskTransport {
-    /// A file of FUSE, and a loop device.
-    #[default]
-    Fuse,
-    /// The NBD client of the kernel.
-    Nbd,
 }
 
 /// Starts the processes that serve a container in a folder, and waits until it is mounted.
@@ -62,6 +53,8 @@ pub struct ContainerMountRequest {
     pub transport: DiskTransport,
     /// Which users can use the raw file.
     pub readers: MountReaders,
+    /// Whether it is mounted although it was migrated to another host.
+    pub relocated: RelocatedUse,
 }
 
 /// A container that can be mounted for writing.
@@ -92,6 +85,9 @@ impl<'a> ContainerMount<'a> {
             path: folder.clone(),
             source,
         })?;
+        if request.relocated == RelocatedUse::Refuse {
+            Relocation::refuse(&request.place)?;
+        }
         let chain = Arc::new(LiveChain::open(folder, LiveOptions::default()).map_err(on)?);
         let size_bytes = chain.size_bytes();
         let must_grow = chain.tree().properties().contains_key(GROW_PROPERTY);
@@ -142,6 +138,9 @@ impl<'a> ContainerMount<'a> {
         job: Job<'_>,
         ready: &mut dyn FnMut(),
     ) -> Result<()> {
+        if self.request.relocated == RelocatedUse::TakeBack {
+            Relocation::end(&self.request.place)?;
+        }
         self.request.place.make()?;
         let place = MountPlace {
             source: self.request.place.source(),

@@ -21,9 +21,9 @@ use super::control::{
 use super::freezer::{Freezer, FreezerLauncher};
 use super::nbd::serve_over_nbd;
 use super::pause::{EndedPause, end_abandoned_pause, is_paused_by_process};
+use super::place::DiskTransport;
 use super::place::{ContainerPlace, DISK_FILE};
 use super::runtime::memory_error;
-use super::serve::DiskTransport;
 use super::state::{CONSISTENCY_PROPERTY, SnapshotState};
 use super::traffic::CountedDisk;
 use crate::job::error::{ContainerError, MemoryProblem, ServerFailure};

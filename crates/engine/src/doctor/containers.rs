@@ -14,7 +14,7 @@ use super::{Action, DoctorRequest, Finding};
 use crate::capture::container::backup_layers;
 use crate::container::{
     ContainerPlace, FoundRuntimeState, PARTIAL_ENDING, RuntimeRemains, clear_runtime_remains, delete_snapshots,
-    is_left_by_process, is_of_mount, runtime_remains, unmount_container,
+    is_left_by_killed_process, is_of_mount, runtime_remains, unmount_container,
 };
 use crate::job::Job;
 use crate::machine::lock::{MachineLock, Work};
@@ -83,7 +83,7 @@ fn examine(request: &DoctorRequest<'_>, folder: &Path) -> crate::Result<SeenCont
         created_s: layer.created_s,
     });
     let snapshots = tree.snapshots().into_iter();
-    let left = snapshots.filter(|(_, entry)| is_left_by_process(entry, request.processes));
+    let left = snapshots.filter(|(_, entry)| is_left_by_killed_process(entry, request.processes));
     let left_by_clones = left.map(|(id, entry)| UnneededSnapshot {
         id: id.to_string(),
         created_s: entry.created_s,

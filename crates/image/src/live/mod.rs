@@ -19,6 +19,7 @@ mod grow;
 mod layer;
 mod merge;
 mod mirror;
+mod pinned;
 mod point;
 mod reader;
 mod snapshot;
@@ -35,12 +36,13 @@ pub use chain::{ChainStatus, LayerStatus, LiveChain, LiveOptions};
 pub use collapse::{Collapse, MergeObserver, MergeProgress};
 pub use duplicate::{ContainerDuplicate, DuplicateReport, duplicate_container};
 pub use folder::{CONTAINER_FILE, ContainerLock};
+pub use pinned::{PinnedLayer, PinnedLayers};
 pub use point::{Changes, PointInTime};
 pub use snapshot::{NewSnapshot, PreparedSnapshot};
 pub use switch::{
     CurrentState, NewContainer, SwitchPlan, check_new_container, create_container, is_container, plan_switch, switch,
 };
 pub use tree::{
-    ContainerTree, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, SnapshotEntry, TreeLayer, is_memory_folder,
+    ContainerTree, DESCRIPTOR_FILE, MEMORY_PARTIAL_SUFFIX, MEMORY_PROPERTY, SnapshotEntry, TreeLayer, is_memory_folder,
     new_memory_folder,
 };

@@ -1,6 +1,6 @@
 //! The side of the other host: answers requests until its input ends.
 
-use std::io::{BufRead, BufReader, Read as _, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,8 @@ use holdfast_host::{
 use holdfast_image::{Format, Image, OpenOptions};
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
-use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, LINE_BYTES_MAX, NVRAM};
+use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM};
+use crate::request_link::serve_requests;
 
 /// How long the agent of the guest may take to set the clock.
 const CLOCK_DEADLINE: Duration = Duration::from_secs(3);
@@ -48,23 +49,12 @@ pub struct FarTools<'a> {
 ///
 /// # Errors
 /// A line is not a request, or an answer cannot be sent.
-pub fn serve_far(input: impl std::io::Read, mut output: impl Write, tools: &FarTools<'_>) -> std::io::Result<()> {
-    let mut input = BufReader::new(input);
-    loop {
-        let mut line = Vec::new();
-        (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
-        if line.is_empty() {
-            return Ok(());
-        }
-        let request: FarRequest = serde_json::from_slice(&line)?;
-        let answer = tools
+pub fn serve_far(input: impl std::io::Read, output: impl Write, tools: &FarTools<'_>) -> std::io::Result<()> {
+    serve_requests(input, output, |request| {
+        tools
             .answer(request)
-            .unwrap_or_else(|reason| FarAnswer::Refused { reason });
-        let mut line = serde_json::to_vec(&answer)?;
-        line.push(b'\n');
-        output.write_all(&line)?;
-        output.flush()?;
-    }
+            .unwrap_or_else(|reason| FarAnswer::Refused { reason })
+    })
 }
 
 type Answered = Result<FarAnswer, String>;

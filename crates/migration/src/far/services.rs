@@ -33,6 +33,8 @@ const VERSION: u32 = 1;
 pub(crate) enum HostService {
     /// Requests about the machine.
     Machine { version: u32 },
+    /// Requests about the container.
+    Container { version: u32 },
     /// The receiver of a disk.
     Disk { version: u32 },
     /// The bytes of a socket: that of the hypervisor, or one for memory.
@@ -42,6 +44,10 @@ pub(crate) enum HostService {
 impl HostService {
     pub(crate) fn machine() -> Self {
         Self::Machine { version: VERSION }
+    }
+
+    pub(crate) fn container() -> Self {
+        Self::Container { version: VERSION }
     }
 
     pub(crate) fn disk() -> Self {
@@ -81,10 +87,48 @@ impl HostService {
     }
 }
 
+/// Requests that a host answers while something comes to it.
+pub trait HostRequests: Sync {
+    /// What the requests are about.
+    fn subject(&self) -> RequestSubject;
+    /// Answers requests until the stream ends.
+    ///
+    /// # Errors
+    /// The stream fails, or has no requests.
+    fn serve(&self, stream: &UnixStream) -> std::io::Result<()>;
+    /// The socket of the hypervisor, if it is needed.
+    fn hypervisor_socket(&self) -> Option<PathBuf> {
+        None
+    }
+}
+
+/// What requests are about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RequestSubject {
+    /// A machine of a hypervisor.
+    Machine,
+    /// A container.
+    Container,
+}
+
+impl HostRequests for FarTools<'_> {
+    fn subject(&self) -> RequestSubject {
+        RequestSubject::Machine
+    }
+
+    fn serve(&self, stream: &UnixStream) -> std::io::Result<()> {
+        serve_far(stream, stream, self)
+    }
+
+    fn hypervisor_socket(&self) -> Option<PathBuf> {
+        self.hypervisor.socket()
+    }
+}
+
 /// What the services need of their host.
 pub struct HostServices<'a> {
-    /// For requests about the machine.
-    pub machine: FarTools<'a>,
+    /// Requests about what comes.
+    pub requests: &'a dyn HostRequests,
     /// For its disks.
     pub disks: ReceiveTools,
 }
@@ -146,15 +190,21 @@ impl KeptStreams {
 impl HostServices<'_> {
     fn serve(&self, stream: &UnixStream, streams: &KeptStreams) -> std::io::Result<()> {
         let other_version = || std::io::Error::other("it has another version of the protocol");
+        let subject = self.requests.subject();
         match HostService::read(stream)? {
-            HostService::Machine { version: VERSION } => serve_far(stream, stream, &self.machine),
+            HostService::Machine { version: VERSION } if subject == RequestSubject::Machine => {
+                self.requests.serve(stream)
+            }
+            HostService::Container { version: VERSION } if subject == RequestSubject::Container => {
+                self.requests.serve(stream)
+            }
             HostService::Disk { version: VERSION } => {
                 let stream = ByteStream::of_socket(stream.try_clone()?)?;
                 let received = serve_receiver(stream, None, &self.disks);
                 received.map(drop).map_err(std::io::Error::other)
             }
             HostService::Socket { version: VERSION, path } => {
-                let is_hypervisor = self.machine.hypervisor.socket().as_deref() == Some(&*path);
+                let is_hypervisor = self.requests.hypervisor_socket().as_deref() == Some(&*path);
                 if !is_hypervisor && !is_memory_socket(&path) {
                     let reason = format!("{} is not a socket of a migration", path.display());
                     return Err(std::io::Error::other(reason));
@@ -199,7 +249,7 @@ mod tests {
             theirs.read_exact(&mut more).unwrap();
             assert_eq!(&more, b"more");
         }
-        assert_eq!(lines.lines().count(), 3);
+        assert_eq!(lines.lines().count(), 4);
     }
 
     #[test]

@@ -126,6 +126,16 @@ impl MoveTarget {
     }
 }
 
+impl MoveTarget {
+    /// The address of a folder of this host, for people.
+    pub(super) fn address_of(&self, folder: &Path) -> String {
+        match &self.route {
+            MoveRoute::Ssh(host) => format!("{SCHEME}{host}{}", folder.display()),
+            MoveRoute::Socket { name, .. } => format!("{name}:{}", folder.display()),
+        }
+    }
+}
+
 impl std::fmt::Display for MoveTarget {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.route {

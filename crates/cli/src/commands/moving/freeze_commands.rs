@@ -26,6 +26,9 @@ pub(crate) struct FreezeCommandsArgs {
     /// Thaw after this time in any case
     #[arg(long, value_name = "MILLISECONDS")]
     thaw_after: u64,
+    /// How long a command may take
+    #[arg(long, value_name = "MILLISECONDS", default_value = "60000")]
+    command_time: u64,
 }
 
 impl Verb for FreezeCommandsArgs {
@@ -41,6 +44,7 @@ impl Verb for FreezeCommandsArgs {
             freeze: self.freeze.clone(),
             thaw: self.thaw.clone(),
             frozen_max: Duration::from_millis(self.thaw_after),
+            command_time_max: Duration::from_millis(self.command_time),
         };
         let clock = Arc::clone(context.clock());
         let input = BufReader::new(std::io::stdin());

@@ -1,12 +1,14 @@
 //! `holdfast migrate`: moves a machine to another host, also while it runs.
 
+mod container;
+mod container_report;
 mod other_host;
 mod repeat;
 mod report;
 mod undo;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -32,14 +34,17 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
-use crate::machines::{connect_libvirt, libvirt_address, runs};
+use crate::machines::{MachineWord, connect_libvirt, libvirt_address, runs};
 use crate::output::Console;
 use crate::process::time;
 use crate::units;
+use container::ContainerMoveArgs;
 use other_host::OtherHost;
 use report::{Migrated, MigrationPlanned};
 use undo::Returned;
 
+/// How long a machine may be stopped unless the user says otherwise.
+const FROZEN_MAX_DEFAULT: Duration = Duration::from_millis(500);
 /// Attempts to stop the machine within the limit.
 const ATTEMPT_COUNT_MAX: u32 = 5;
 /// Beyond the limit of the stopped time, another process resumes the machine. The hypervisor resumes it before.
@@ -48,10 +53,11 @@ const GUARD_TIME: Duration = Duration::from_secs(30);
 /// Arguments of `migrate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MigrateArgs {
-    /// A machine of libvirt, which runs or is shut off
+    /// A machine of libvirt, which runs or is shut off, or the folder of a container
     #[arg(value_name = "MACHINE")]
     machine: String,
-    /// A host that has libvirt and holdfast; its disks are stored in the folder [default: that of libvirt's pool]
+    /// A host that has holdfast; disks are stored in the folder [default: that of libvirt's pool], and a container becomes a
+    /// folder in it [default: the same as here]
     #[arg(value_name = "ssh://[USER@]HOST[/FOLDER]")]
     destination: OsString,
     /// The hypervisor's address here: qemu:///system
@@ -84,21 +90,30 @@ pub(crate) struct MigrateArgs {
     repeat: Option<NonZeroU32>,
     #[command(flatten)]
     running: RunningArgs,
+    #[command(flatten)]
+    container: ContainerMoveArgs,
 }
 
 /// Options for a machine that runs.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Options for a machine that runs")]
 struct RunningArgs {
-    /// Resume the machine here if it is stopped for longer, and try again later
-    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_time)]
-    max_frozen: Duration,
+    /// Resume the machine here if it is stopped for longer, and try again later [default: 500ms; 1m for a container]
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    max_frozen: Option<Duration>,
     /// Slow the guest if it changes its disks or memory faster than they can be copied
     #[arg(long)]
     throttle: bool,
     /// Migrate an emulated machine although its QEMU is older than 9.0, and may lose what it writes to memory meanwhile
     #[arg(long)]
     accept_incomplete_memory: bool,
+}
+
+impl RunningArgs {
+    /// How long a machine may be stopped.
+    fn frozen_max(&self) -> Duration {
+        self.max_frozen.unwrap_or(FROZEN_MAX_DEFAULT)
+    }
 }
 
 impl Verb for MigrateArgs {
@@ -112,6 +127,10 @@ impl Verb for MigrateArgs {
             line: "holdfast migrate web1 ssh://root@host2/srv/vm --max-frozen 200ms",
         },
         Example {
+            wish: "Migrate a container, and the service that uses it",
+            line: "holdfast migrate /srv/web1 ssh://root@host2 --stop-command 'systemctl stop web1' --start-command 'systemctl start web1'",
+        },
+        Example {
             wish: "Bring it back, send only what differs from its old disks, and delete these",
             line: "holdfast migrate web1 ssh://root@host2 --undo --delete-former",
         },
@@ -120,6 +139,19 @@ impl Verb for MigrateArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         let target = MoveTarget::parse(&self.destination)?;
+        if let Some(MachineWord::Container(folder)) = MachineWord::parse(OsStr::new(&self.machine)) {
+            return if self.undo {
+                self.bring_container_back(&folder, &target, context)
+            } else {
+                self.move_container(&folder, &target, context)
+            };
+        }
+        if let Some(option) = self.container.given() {
+            return Err(Error::usage(
+                format!("{option} applies to containers, and {} is a machine", self.machine),
+                "remove the option; container:FOLDER is a container in any case",
+            ));
+        }
         if let Some(count) = self.repeat {
             return self.move_repeatedly(&target, count, context);
         }
@@ -238,6 +270,18 @@ impl MigrateArgs {
         Ok(Some(Migrated::new(&plan, target, &report)))
     }
 
+    /// The first option that was given, and applies to machines only.
+    fn option_of_machines(&self) -> Option<&'static str> {
+        let given = [
+            (self.connect.is_some(), "--connect"),
+            (!self.seed.is_empty(), "--seed"),
+            (self.repeat.is_some(), "--repeat"),
+            (self.running.throttle, "--throttle"),
+            (self.running.accept_incomplete_memory, "--accept-incomplete-memory"),
+        ];
+        given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+
     fn throttle_policy(&self) -> ThrottlePolicy {
         if self.running.throttle {
             ThrottlePolicy::IfNeeded
@@ -309,7 +353,7 @@ impl MigrateArgs {
             patience: Duration::ZERO,
             watchdog: Some(watchdog),
             quiesce: Quiesce::Off,
-            pause_max: self.running.max_frozen * 2 + GUARD_TIME,
+            pause_max: self.running.frozen_max() * 2 + GUARD_TIME,
             processes: &SystemProcesses,
             now: &time::now,
         };
@@ -325,7 +369,7 @@ impl MigrateArgs {
                 forward: &*other.forward,
                 folder: sockets.path().to_owned(),
                 memory_socket: memory_socket(run),
-                frozen_max: self.running.max_frozen,
+                frozen_max: self.running.frozen_max(),
                 attempt_count_max: ATTEMPT_COUNT_MAX,
                 throttle: self.throttle_policy(),
             };
@@ -432,7 +476,7 @@ fn migration_error(error: MigrationError) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
+    use std::ffi::{OsStr, OsString};
     use std::path::PathBuf;
 
     use super::parse_seeds;

@@ -4,6 +4,7 @@ mod far;
 mod freeze_commands;
 mod live_copy;
 mod migrate;
+mod receive_container;
 mod receive_disk;
 mod receive_machine;
 
@@ -13,7 +14,7 @@ verbs! {
     pub(crate) enum MovingVerb {
         /// Copy a disk while it is used, here or to another host
         "live-copy" => LiveCopy(live_copy::LiveCopyArgs),
-        /// Move a machine to another host while it runs
+        /// Move a machine or a container to another host while it is used
         "migrate" => Migrate(migrate::MigrateArgs),
     }
     internal {
@@ -21,6 +22,8 @@ verbs! {
         "receive-disk" => ReceiveDisk(receive_disk::ReceiveDiskArgs),
         /// Receive a machine from the holdfast of another host
         "receive-machine" => ReceiveMachine(receive_machine::ReceiveMachineArgs),
+        /// Receive a container from the holdfast of another host
+        "receive-container" => ReceiveContainer(receive_container::ReceiveContainerArgs),
         /// Freeze and thaw by commands, for live-copy
         "freeze-commands" => FreezeCommands(freeze_commands::FreezeCommandsArgs),
     }

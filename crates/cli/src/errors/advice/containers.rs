@@ -56,6 +56,11 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             Kind::Locked,
             "unmount it first: holdfast container unmount CONTAINER",
         ),
+        ContainerError::Relocated { .. } => advice(
+            Exit::Error,
+            Kind::Refused,
+            "use it there; holdfast migrate --undo brings it back, and holdfast container mount --take-back uses this one as it was",
+        ),
         ContainerError::NoAnswer { .. } => advice(
             Exit::Locked,
             Kind::Locked,

@@ -76,7 +76,7 @@ impl<'a> Container<'a> {
         stderr(&supervisor.wait_with_output().unwrap())
     }
 
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) {
         let mut file = File::create(self.point.path(name)).unwrap();
         file.write_all(bytes).unwrap();
     }

@@ -88,6 +88,14 @@ pub enum ContainerError {
         /// The container.
         container: PathBuf,
     },
+    /// The container was migrated to another host.
+    #[error("{} was migrated to {target}", container.display())]
+    Relocated {
+        /// The container.
+        container: PathBuf,
+        /// Its address now.
+        target: String,
+    },
     /// The container is in use, and its server cannot be asked.
     #[error("{} is in use, and its server does not answer", container.display())]
     NoAnswer {

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub(crate) use self::staged::StagedTree;
 use super::folder::{CONTAINER_FILE, ChainFolder};
 use crate::error::corrupt;
-use crate::formats::ploop::descriptor::FILE_NAME as DESCRIPTOR_FILE;
+pub use crate::formats::ploop::descriptor::FILE_NAME as DESCRIPTOR_FILE;
 use crate::model::info::DeltaKind;
 use crate::{DiskDescriptor, Error, Format, ImageId, Result};
 
@@ -361,7 +361,7 @@ impl ContainerTree {
     }
 
     /// The folders with memory that snapshots list.
-    pub(crate) fn memory_folders(&self) -> Vec<&str> {
+    pub fn memory_folders(&self) -> Vec<&str> {
         let properties = self.snapshots.values().map(|entry| &entry.properties);
         properties
             .filter_map(|properties| properties.get(MEMORY_PROPERTY))

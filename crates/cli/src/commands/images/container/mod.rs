@@ -15,6 +15,8 @@ mod snapshot;
 mod switch;
 mod template_source;
 
+pub(crate) use mount::start_mount;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,22 +1,24 @@
 //! `holdfast container mount` and `unmount`.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use holdfast_engine::{
-    ContainerMount, ContainerPlace, MountedDisk, MountedSnapshot, ServeUntil, mount_snapshot, unmount_container,
-    unmount_snapshot, wait_for_unmount,
+    ContainerMount, ContainerPlace, DiskTransport, MountedDisk, MountedSnapshot, ServeUntil, mount_snapshot,
+    unmount_container, unmount_snapshot, wait_for_unmount,
 };
 use holdfast_host::provider::Mounts;
 use serde::Serialize;
 
 use super::container_tools;
-use super::mount_args::MountContainerArgs;
+use super::mount_args::{MountContainerArgs, TransportArg, server_words};
 use super::server::{serve_container_mount, serve_snapshot};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::context::mounts::empty_mount_point;
 use crate::context::mounts::started;
+use crate::context::server_process::{ServerStart, start_server};
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::output::{Page, Report};
@@ -120,6 +122,41 @@ impl MountContainerArgs {
             size_bytes,
         })
     }
+}
+
+/// Mounts a container in the background. Nothing is printed.
+///
+/// # Errors
+/// It cannot be mounted, for the reason that its server gives.
+pub(crate) fn start_mount(
+    place: &ContainerPlace,
+    point: &Path,
+    transport: DiskTransport,
+    context: &Context,
+) -> Result<(), Error> {
+    let folder = empty_mount_point(point)?;
+    let mut words = server_words("mount-server", place, &folder);
+    words.extend(TransportArg::of(transport).words().iter().map(OsString::from));
+    words.push("--json".into());
+    let failed = |reason: String| Error::refused(Kind::Io, reason, "holdfast container mount shows more");
+    match start_server(&words, None, &**context.clock()) {
+        Ok(ServerStart::Ready) => Ok(()),
+        Ok(ServerStart::Silent) => Err(failed("the process that serves the disk does not answer".to_owned())),
+        Ok(ServerStart::Ended { output, .. }) => Err(failed(error_in(&output))),
+        Err(error) => Err(failed(error.to_string())),
+    }
+}
+
+/// The message of an error, with its reasons, in the output of a process.
+fn error_in(output: &[String]) -> String {
+    let document = serde_json::from_str::<serde_json::Value>(&output.join("\n")).unwrap_or_default();
+    let causes = document["error"]["causes"].as_array().into_iter().flatten();
+    let texts = std::iter::once(&document["error"]["message"]).chain(causes);
+    let texts: Vec<&str> = texts.filter_map(serde_json::Value::as_str).collect();
+    if texts.is_empty() {
+        return "the process that serves the disk has ended".to_owned();
+    }
+    texts.join(": ")
 }
 
 /// Report of `container mount`.

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use holdfast_engine::{ContainerMountRequest, ContainerPlace, DiskTransport, MountedDisk};
+use holdfast_engine::{ContainerMountRequest, ContainerPlace, DiskTransport, MountedDisk, RelocatedUse};
 use holdfast_host::fuse_mount::MountReaders;
 
 use super::ContainerArg;
@@ -28,6 +28,9 @@ pub(super) struct MountContainerArgs {
     /// What makes a block device of the disk
     #[arg(long, value_name = "WHAT", value_enum, default_value_t, conflicts_with_all = ["disk", "snapshot"])]
     pub(super) through: TransportArg,
+    /// Mount a container that was migrated to another host, as it was before; it must not be used there any more
+    #[arg(long, conflicts_with_all = ["disk", "snapshot"])]
+    pub(super) take_back: bool,
     #[command(flatten)]
     pub(super) options: MountOptionArgs,
 }
@@ -43,6 +46,13 @@ pub(super) enum TransportArg {
 }
 
 impl TransportArg {
+    pub(super) fn of(transport: DiskTransport) -> Self {
+        match transport {
+            DiskTransport::Fuse => Self::Fuse,
+            DiskTransport::Nbd => Self::Nbd,
+        }
+    }
+
     pub(super) fn transport(self) -> DiskTransport {
         match self {
             Self::Fuse => DiskTransport::Fuse,
@@ -75,6 +85,11 @@ impl MountContainerArgs {
             disk: self.mounted_disk(),
             transport: self.through.transport(),
             readers: self.readers(),
+            relocated: if self.take_back {
+                RelocatedUse::TakeBack
+            } else {
+                RelocatedUse::Refuse
+            },
         })
     }
 
@@ -99,6 +114,9 @@ impl MountContainerArgs {
             words.push("--disk".into());
         }
         words.extend(self.through.words().iter().map(OsString::from));
+        if self.take_back {
+            words.push("--take-back".into());
+        }
         if self.options.allow_other {
             words.push("--allow-other".into());
         }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use holdfast_block::{BlockDevice, FileDevice, IoMode};
 use holdfast_host::LineProcess;
@@ -15,6 +16,9 @@ use super::{FROZEN_MAX_DEFAULT, GUARD_TIME, LiveCopyArgs, NamedSource, layout_of
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
+
+/// How long the commands may take.
+const COMMAND_TIME_MAX: Duration = Duration::from_secs(60);
 
 impl LiveCopyArgs {
     /// Copies a raw file or a block device. `commands` freeze and thaw what writes to it.
@@ -64,10 +68,12 @@ impl LiveCopyArgs {
                 thaw.into(),
                 "--thaw-after".into(),
                 thaw_after.as_millis().to_string().into(),
+                "--command-time".into(),
+                COMMAND_TIME_MAX.as_millis().to_string().into(),
             ];
             LineProcess::start(&program.into(), &words)
         };
-        let freezer = CommandFreezer::start(Box::new(launch)).map_err(|source| Error::File {
+        let freezer = CommandFreezer::start(Box::new(launch), COMMAND_TIME_MAX).map_err(|source| Error::File {
             action: "start",
             path: "/proc/self/exe".into(),
             source,

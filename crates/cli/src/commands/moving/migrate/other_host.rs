@@ -67,7 +67,7 @@ impl OtherHost {
 
 /// The host that serves the migration has started this program. It keeps the input open until the program is to stop; if that
 /// host or the connection to it fails, the input ends, too.
-fn stop_with_input() {
+pub(super) fn stop_with_input() {
     std::thread::spawn(|| {
         std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink()).ok();
         kill_process(getpid(), Signal::TERM).ok();

@@ -5,6 +5,7 @@ use holdfast_migration::{MigrationPlan, MigrationReport};
 use serde::{Deserialize, Serialize};
 
 use super::super::far::MoveTarget;
+use super::undo::ReturnReport;
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
@@ -78,15 +79,6 @@ impl Migrated {
         }
     }
 
-    /// The same report, of a machine that has come back to this host from `source`.
-    pub(super) fn returned_from(self, source: &MoveTarget) -> Self {
-        Self {
-            source: Some(source.to_string()),
-            destination: None,
-            ..self
-        }
-    }
-
     /// From the stop of the machine until it ran at its destination.
     pub(super) fn stopped_us(&self) -> u64 {
         self.stopped_us
@@ -98,6 +90,16 @@ impl Migrated {
 
     pub(super) fn phases(&self) -> &[MovePhaseDocument] {
         &self.phases
+    }
+}
+
+impl ReturnReport for Migrated {
+    fn returned_from(self, source: &MoveTarget) -> Self {
+        Self {
+            source: Some(source.to_string()),
+            destination: None,
+            ..self
+        }
     }
 }
 

@@ -12,8 +12,9 @@ use std::time::Duration;
 use clap::ValueEnum as _;
 use holdfast_block::Clock as _;
 use holdfast_engine::{Interrupted, RETURN_SOCKET, RuntimeFolder, return_socket};
-use holdfast_host::{DiskKind, DiskSource, Hypervisor, Libvirt, MachineState, Piped, ToolError};
-use holdfast_migration::{FarTools, HostServices, serve_host};
+use holdfast_host::{DiskKind, DiskSource, Hypervisor, MachineState, Piped};
+use holdfast_migration::{FarTools, HostRequests, HostServices, serve_host};
+use serde::de::DeserializeOwned;
 
 use super::super::far::{MoveRoute, MoveTarget, program, receive_tools, socket_address, ssh_error};
 use super::MigrateArgs;
@@ -32,31 +33,15 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 const CODE_OF_SSH: i32 = 255;
 
 /// How the other host has ended.
-pub(super) enum Returned {
-    /// The machine is here. The exit code counts the warnings of the other host.
-    Back { report: Box<Migrated>, exit: Exit },
+pub(super) enum Returned<R> {
+    /// It is here. The exit code counts the warnings of the other host.
+    Back { report: Box<R>, exit: Exit },
     /// It has shown what it would do, or why it has failed.
     Shown(Exit),
 }
 
-/// This host, as it serves the migration.
-struct ReturnPath<'a> {
-    listener: &'a UnixListener,
-    /// The path of the listener.
-    socket: &'a Path,
-    hypervisor: &'a Libvirt,
-    image_folder: Option<PathBuf>,
-}
-
-/// What the other host has left.
-struct ReturnEnd {
-    program: ProgramEnd,
-    /// The report, which comes when the machine is here.
-    report: Option<serde_json::Value>,
-}
-
 /// How the program of the other host has ended.
-struct ProgramEnd {
+pub(super) struct ProgramEnd {
     code: Option<i32>,
     /// Whether it was asked to stop.
     was_stopped: bool,
@@ -64,47 +49,94 @@ struct ProgramEnd {
 
 impl MigrateArgs {
     /// Lets the host of `target` migrate the machine to this one.
-    pub(super) fn bring_back(&self, target: &MoveTarget, context: &Context) -> Result<Returned, Error> {
+    pub(super) fn bring_back(&self, target: &MoveTarget, context: &Context) -> Result<Returned<Migrated>, Error> {
+        let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
+        let hypervisor = hypervisors.libvirt()?;
+        let report = KeptReport::default();
+        let note = |document| report.note(document);
+        let requests = FarTools {
+            hypervisor,
+            program: program(),
+            clock: Arc::clone(context.clock()),
+            now_ms: &|| time::now().as_millisecond(),
+            image_folder: former_folder(hypervisor, &self.machine)?,
+            report: &note,
+        };
+        let mut words = vec!["--connect".to_owned(), self.connect_there.clone()];
+        for seed in &self.seed {
+            words.extend(["--seed".to_owned(), seed.to_string_lossy().into_owned()]);
+        }
+        let flags = [
+            (self.running.throttle, "--throttle"),
+            (self.running.accept_incomplete_memory, "--accept-incomplete-memory"),
+        ];
+        words.extend(flags_of(&flags));
+        let path = ReturnPath {
+            subject: &self.machine,
+            options: words,
+            requests: &requests,
+        };
+        let end = self.let_return(&path, target, context)?;
+        self.returned(end, &report, &self.machine, target, context)
+    }
+
+    /// Serves the migration to this host, until the program of the other host has ended.
+    pub(super) fn let_return(
+        &self,
+        path: &ReturnPath<'_>,
+        target: &MoveTarget,
+        context: &Context,
+    ) -> Result<ProgramEnd, Error> {
         let MoveRoute::Ssh(host) = &target.route else {
             return Err(Error::usage(
-                format!("a machine does not come back from {target}"),
+                format!("nothing comes back from {target}"),
                 "name the host as ssh://HOST",
             ));
         };
-        let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
-        let hypervisor = hypervisors.libvirt()?;
-        let image_folder = former_folder(hypervisor, &self.machine)?;
         let sockets = RuntimeFolder::make(&context.runtime_folder())?;
         let socket = sockets.path().join(RETURN_SOCKET);
         let listener = UnixListener::bind(&socket).map_err(socket_error("create", &socket))?;
         let ssh = host.connect(&self.ssh_option, context)?;
         let far_socket = return_socket(runs::new_run()?);
         ssh.forward_socket_back(&far_socket, &socket).map_err(ssh_error)?;
-        let path = ReturnPath {
-            listener: &listener,
-            socket: &socket,
-            hypervisor,
-            image_folder,
-        };
-        let words = self.words_for_return(&far_socket, context);
+        let words = self.words_for_return(path, &far_socket, context);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        let end = path.serve(|| ssh.start_shown("holdfast", &words), context)?;
-        let exit = exit_of(end.program.code);
-        match end.report.map(serde_json::from_value::<Migrated>) {
-            None if end.program.was_stopped && exit != Some(Exit::Ok) => {
-                Err(holdfast_engine::Error::from(Interrupted).into())
-            }
-            None => exit.map(Returned::Shown).ok_or_else(|| self.lost(target)),
-            // The machine is here, also if the connection was lost since.
+        let services = HostServices {
+            requests: path.requests,
+            disks: receive_tools(context),
+        };
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let serving = scope.spawn(|| serve_host(&listener, &services, &|| has_ended.load(Ordering::Relaxed)));
+            let ended = ssh.start_shown("holdfast", &words).map_err(ssh_error);
+            let ended = ended.and_then(|program| wait_for_return(program, context));
+            has_ended.store(true, Ordering::Relaxed);
+            let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            served.map_err(socket_error("serve", &socket))?;
+            ended
+        })
+    }
+
+    /// What follows from the end of the other program.
+    pub(super) fn returned<R: DeserializeOwned + ReturnReport>(
+        &self,
+        end: ProgramEnd,
+        report: &KeptReport,
+        subject: &str,
+        target: &MoveTarget,
+        context: &Context,
+    ) -> Result<Returned<R>, Error> {
+        let exit = exit_of(end.code);
+        match report.take().map(serde_json::from_value::<R>) {
+            None if end.was_stopped && exit != Some(Exit::Ok) => Err(holdfast_engine::Error::from(Interrupted).into()),
+            None => exit.map(Returned::Shown).ok_or_else(|| lost(subject, target)),
+            // It is here, also if the connection was lost since.
             Some(Ok(report)) => Ok(Returned::Back {
                 report: Box::new(report.returned_from(target)),
                 exit: exit.unwrap_or(Exit::Warnings),
             }),
             Some(Err(_)) => {
-                let text = format!(
-                    "{} is here, but the report of {target} is of another version",
-                    self.machine
-                );
+                let text = format!("{subject} is here, but the report of {target} is of another version");
                 context.console().warning(&text);
                 Ok(Returned::Shown(Exit::Warnings))
             }
@@ -112,79 +144,73 @@ impl MigrateArgs {
     }
 
     /// The command line of the other host.
-    fn words_for_return(&self, socket: &Path, context: &Context) -> Vec<String> {
-        let mut words: Vec<String> = ["migrate", "--connect", &self.connect_there].map(str::to_owned).into();
+    fn words_for_return(&self, path: &ReturnPath<'_>, socket: &Path, context: &Context) -> Vec<String> {
         let time = |time: Duration| format!("{}ms", time.as_millis());
+        let mut words = vec!["migrate".to_owned()];
+        words.extend(path.options.iter().cloned());
         words.extend(["--retry-for".to_owned(), time(self.retry_for)]);
-        words.extend(["--max-frozen".to_owned(), time(self.running.max_frozen)]);
+        if let Some(frozen_max) = self.running.max_frozen {
+            words.extend(["--max-frozen".to_owned(), time(frozen_max)]);
+        }
         if let Some(how) = context.progress_how().to_possible_value() {
             words.extend(["--progress".to_owned(), how.get_name().to_owned()]);
         }
-        for seed in &self.seed {
-            words.extend(["--seed".to_owned(), seed.to_string_lossy().into_owned()]);
-        }
-        let flags = [
+        words.extend(flags_of(&[
             (self.delete_former, "--delete-former"),
             (self.dry_run, "--dry-run"),
-            (self.running.throttle, "--throttle"),
-            (self.running.accept_incomplete_memory, "--accept-incomplete-memory"),
             (context.output().format() == Format::Json, "--json"),
             (context.is_quiet(), "--quiet"),
-        ];
-        words.extend(
-            flags
-                .iter()
-                .filter(|(is_set, _)| *is_set)
-                .map(|(_, flag)| (*flag).to_owned()),
-        );
+        ]));
         words.extend([
             "--".to_owned(),
-            self.machine.clone(),
+            path.subject.to_owned(),
             socket_address(&host_name(), socket),
         ]);
         words
     }
+}
 
-    fn lost(&self, target: &MoveTarget) -> Error {
-        Error::refused(
-            Kind::Io,
-            format!(
-                "the connection to {target} was lost while {} was migrated back",
-                self.machine
-            ),
-            "look at both hosts with 'virsh list --all'; if the machine still runs there, the same command continues",
-        )
+fn flags_of<'a>(flags: &'a [(bool, &'static str)]) -> impl Iterator<Item = String> + 'a {
+    let given = flags.iter().filter(|(is_set, _)| *is_set);
+    given.map(|(_, flag)| (*flag).to_owned())
+}
+
+/// What comes back, and how this host answers.
+pub(super) struct ReturnPath<'a> {
+    /// Its name at the other host.
+    pub(super) subject: &'a str,
+    /// Options for the program there.
+    pub(super) options: Vec<String>,
+    /// Answers the requests of that program.
+    pub(super) requests: &'a dyn HostRequests,
+}
+
+/// The report of the other host, which comes when the migration is complete.
+#[derive(Default)]
+pub(super) struct KeptReport(Mutex<Option<serde_json::Value>>);
+
+impl KeptReport {
+    pub(super) fn note(&self, document: serde_json::Value) {
+        *locked(&self.0) = Some(document);
+    }
+
+    fn take(&self) -> Option<serde_json::Value> {
+        locked(&self.0).take()
     }
 }
 
-impl ReturnPath<'_> {
-    /// Serves until the program that `start` starts has ended.
-    fn serve(self, start: impl FnOnce() -> Result<Piped, ToolError>, context: &Context) -> Result<ReturnEnd, Error> {
-        let report = Mutex::new(None);
-        let services = HostServices {
-            machine: FarTools {
-                hypervisor: self.hypervisor,
-                program: program(),
-                clock: Arc::clone(context.clock()),
-                now_ms: &|| time::now().as_millisecond(),
-                image_folder: self.image_folder,
-                report: &|document| *locked(&report) = Some(document),
-            },
-            disks: receive_tools(context),
-        };
-        let has_ended = AtomicBool::new(false);
-        let program = std::thread::scope(|scope| {
-            let serving = scope.spawn(|| serve_host(self.listener, &services, &|| has_ended.load(Ordering::Relaxed)));
-            let ended = start().map_err(ssh_error);
-            let ended = ended.and_then(|program| wait_for_return(program, context));
-            has_ended.store(true, Ordering::Relaxed);
-            let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-            served.map_err(socket_error("serve", self.socket))?;
-            ended
-        })?;
-        let report = locked(&report).take();
-        Ok(ReturnEnd { program, report })
-    }
+/// A report of something that has come back.
+pub(super) trait ReturnReport {
+    /// The same report, of something that has come to this host from `source`.
+    fn returned_from(self, source: &MoveTarget) -> Self;
+}
+
+fn lost(subject: &str, target: &MoveTarget) -> Error {
+    Error::refused(
+        Kind::Io,
+        format!("the connection to {target} was lost while {subject} was migrated back"),
+        "look at both hosts; if it is still used there, the same command continues",
+    )
 }
 
 /// Waits until the program of the other host has ended. A request to stop is passed on.

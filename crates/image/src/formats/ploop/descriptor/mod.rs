@@ -39,7 +39,7 @@ use crate::{ImageId, Result};
 pub(crate) use file::load_from;
 
 /// File name of the descriptor in its folder.
-pub(crate) const FILE_NAME: &str = "DiskDescriptor.xml";
+pub const FILE_NAME: &str = "DiskDescriptor.xml";
 /// Four times the size of a descriptor with a thousand deltas.
 pub(crate) const TEXT_BYTES_MAX: u64 = 1 << 20;
 /// Limit of the deltas of a disk, with all branches. ploop creates at most 128.
