@@ -20,7 +20,7 @@ use super::place::{ContainerPlace, DISK_FILE, DiskTransport};
 use super::relocation::{RelocatedUse, Relocation};
 use crate::job::error::ContainerError;
 use crate::job::{Error, Job, Result};
-use crate::restore::mount::{LOOK_INTERVAL, MountPlace, MountUser, Supervision, WorkerLauncher};
+use crate::restore::mount::{MountPlace, MountUser, Supervision, WorkerLauncher};
 
 /// The property of a container whose disk has grown while it was not mounted.
 pub(crate) const GROW_PROPERTY: &str = "filesystem.grow";
@@ -235,6 +235,7 @@ pub struct UnmountedContainer {
 /// It is not mounted, or programs use it.
 pub fn unmount_container(place: &ContainerPlace, job: Job<'_>) -> Result<UnmountedContainer> {
     const PATIENCE: Duration = Duration::from_secs(30);
+    const INTERVAL: Duration = Duration::from_millis(10);
     let disk = place.disk_file();
     let points = place.mount_points();
     unmount_all(&points, job.clock)?;
@@ -254,7 +255,7 @@ pub fn unmount_container(place: &ContainerPlace, job: Job<'_>) -> Result<Unmount
                 unmount_fuse(&point, UnmountMode::Unused).ok();
             }
         }
-        job.clock.sleep(LOOK_INTERVAL);
+        job.clock.sleep(INTERVAL);
     }
     let is_complete = !is_held();
     if is_complete {

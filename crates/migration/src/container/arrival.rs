@@ -20,16 +20,14 @@ use holdfast_image::{CONTAINER_FILE, ContainerLock, ContainerTree, DESCRIPTOR_FI
 use rustix::fs::{Access, AtFlags, CWD, RenameFlags, accessat, renameat_with};
 
 use super::far::{
-    ArrivalState, ContainerAnswer, ContainerCheck, ContainerRequest, ExpectedFile, MountTarget, SeedFile,
+    ArrivalState, ContainerAnswer, ContainerCheck, ContainerDigest, ContainerRequest, ExpectedFile, MountTarget,
+    SeedFile, TOKEN_FILE,
 };
-use super::files::digest_of;
 use crate::far::{HostRequests, RequestSubject};
 use crate::request_link::serve_requests;
 
 /// How the name of the folder ends that receives the files; it begins with a dot.
 const STAGING_ENDING: &str = ".holdfast-move";
-/// The file there by which a sender sees whether it is on its own storage.
-pub(super) const TOKEN_FILE: &str = "migration.token";
 /// The lock of the container, which moves with it.
 const LOCK_FILE: &str = "container.lock";
 /// How the name of the folder of a former container ends.
@@ -95,7 +93,7 @@ impl Arrival<'_> {
                 (self.tools.report)(document);
                 Ok(ContainerAnswer::Done {})
             }
-            ContainerRequest::Check(check) => self.check(&check),
+            ContainerRequest::Check(check) => Ok(self.check(&check)),
             ContainerRequest::Prepare { folder, id, token } => self.prepare(&folder, &id, &token),
             ContainerRequest::MakeFolder { folder, name } => make_folder(&staging_of(&folder)?, &name),
             ContainerRequest::Store { folder, name, text } => store(&staging_of(&folder)?, &name, &text),
@@ -138,7 +136,7 @@ impl Arrival<'_> {
         })
     }
 
-    fn check(&self, check: &ContainerCheck) -> Answered {
+    fn check(&self, check: &ContainerCheck) -> ContainerAnswer {
         let (mut obstacles, mut notes) = (Vec::new(), Vec::new());
         let folder = &check.folder;
         match self.state(folder, &check.id) {
@@ -161,7 +159,7 @@ impl Arrival<'_> {
         if let Some(mount) = &check.mount {
             obstacles.extend(cannot_mount(mount));
         }
-        Ok(ContainerAnswer::Checked { obstacles, notes })
+        ContainerAnswer::Checked { obstacles, notes }
     }
 
     fn prepare(&mut self, folder: &Path, id: &str, token: &str) -> Answered {
@@ -313,7 +311,7 @@ fn store(staging: &Path, name: &str, text: &str) -> Answered {
 
 fn digest(path: &Path) -> Answered {
     let file = FileDevice::open(path, IoMode::Buffered).map_err(|error| error_text(&error))?;
-    let digest = digest_of(&file).map_err(|error| error_text(&error))?;
+    let digest = ContainerDigest::of(&file).map_err(|error| error_text(&error))?;
     Ok(ContainerAnswer::Digest(digest))
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use holdfast_block::{BlockDevice, to_usize};
 use holdfast_engine::DiskTransport;
 use holdfast_host::StreamTools;
 use serde::{Deserialize, Serialize};
@@ -12,6 +13,10 @@ use crate::socket_host::SocketHost;
 
 /// Words after which the program answers: `holdfast receive-container 1`.
 pub const RECEIVE_CONTAINER_COMMAND: [&str; 2] = ["receive-container", "1"];
+
+/// The file beside the received ones by which a sender sees whether it is on its own storage.
+pub(super) const TOKEN_FILE: &str = "migration.token";
+const HASH_BYTES: u64 = 1 << 20;
 
 /// What is asked of the other host. `folder` is that of the container there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,6 +105,26 @@ pub(crate) struct ContainerDigest {
     pub(crate) bytes: u64,
     /// In hexadecimal digits.
     pub(crate) blake3: String,
+}
+
+impl ContainerDigest {
+    /// Reads a file.
+    pub(crate) fn of(device: &dyn BlockDevice) -> holdfast_block::Result<Self> {
+        let mut hasher = blake3::Hasher::new();
+        let size = device.size_bytes();
+        let mut buffer = vec![0; to_usize(HASH_BYTES)];
+        let mut offset = 0;
+        while offset < size {
+            let bytes = &mut buffer[..to_usize(HASH_BYTES.min(size - offset))];
+            device.read_at(bytes, offset)?;
+            hasher.update(bytes);
+            offset += bytes.len() as u64;
+        }
+        Ok(Self {
+            bytes: size,
+            blake3: hasher.finalize().to_hex().to_string(),
+        })
+    }
 }
 
 /// The answer of the other host.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use holdfast_block::{BlockDevice, to_usize};
+use holdfast_block::BlockDevice;
 use holdfast_engine::Job;
 use holdfast_live_copy::{
     ConvergenceOptions, CopyDirector, CopyObserver, CopyPurpose, CopyWarning, DiskId, ExistingTarget, Forecast,
@@ -14,7 +14,7 @@ use holdfast_live_copy::{
 };
 
 use super::far::ContainerDigest;
-use super::mover::ContainerMoveTools;
+use super::move_tools::ContainerMoveTools;
 use crate::error::{Error, Result};
 use crate::move_progress::DiskProgress;
 
@@ -22,7 +22,6 @@ use crate::move_progress::DiskProgress;
 const FROZEN_MAX: Duration = Duration::from_secs(3600);
 /// Attempts to seal a file. Only a lost connection ends one.
 const ATTEMPT_COUNT_MAX: u32 = 1000;
-const HASH_BYTES: u64 = 1 << 20;
 /// How often a copy is cancelled that has taken too long: it may not have begun.
 const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -140,30 +139,12 @@ impl FileCopy<'_> {
     pub(super) fn is_there(&self, tools: &ContainerMoveTools<'_>, folder: &Path) -> Result<bool> {
         std::thread::scope(|scope| {
             let there = scope.spawn(|| tools.far.digest(folder, self.name));
-            let here = digest_of(self.device);
+            let here = ContainerDigest::of(self.device);
             let there = there.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             let here = here.map_err(holdfast_engine::Error::from)?;
             Ok(there.is_ok_and(|there| there == here))
         })
     }
-}
-
-/// The digest of a file.
-pub(super) fn digest_of(device: &dyn BlockDevice) -> holdfast_block::Result<ContainerDigest> {
-    let mut hasher = blake3::Hasher::new();
-    let size = device.size_bytes();
-    let mut buffer = vec![0; to_usize(HASH_BYTES)];
-    let mut offset = 0;
-    while offset < size {
-        let bytes = &mut buffer[..to_usize(HASH_BYTES.min(size - offset))];
-        device.read_at(bytes, offset)?;
-        hasher.update(bytes);
-        offset += bytes.len() as u64;
-    }
-    Ok(ContainerDigest {
-        bytes: size,
-        blake3: hasher.finalize().to_hex().to_string(),
-    })
 }
 
 struct FileObserver<'a> {

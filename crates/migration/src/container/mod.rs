@@ -7,11 +7,12 @@
 //! - `far`: requests to the `holdfast` of the other host; `arrival`: how that answers them
 //! - `plan`: what a migration would do, and what prevents it
 //! - `files`: the copy of a file; `rounds`: the copies while the container is used
-//! - `mover`: the migration; `report`: its result
+//! - `mover`: the migration; `move_tools`: what it needs; `report`: its result
 
 mod arrival;
 mod far;
 mod files;
+mod move_tools;
 mod mover;
 mod plan;
 mod report;
@@ -19,6 +20,7 @@ mod rounds;
 
 pub use arrival::{ArrivalTools, serve_arrivals};
 pub use far::{FarContainers, MountTarget, RECEIVE_CONTAINER_COMMAND};
-pub use mover::{ContainerMove, ContainerMoveObserver, ContainerMoveTools, migrate_container};
+pub use move_tools::{ContainerMove, ContainerMoveObserver, ContainerMoveTools};
+pub use mover::migrate_container;
 pub use plan::{ContainerPlan, ContainerPlanRequest, MountThere, plan_container};
 pub use report::{ContainerMoveReport, ContainerPhase, ContainerRound};

@@ -1,18 +1,15 @@
 //! The migration of a container.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::{Clock, error_text};
-use holdfast_engine::{ContainerPlace, IdleContainer, Job, Relocation, is_left_by_killed_process};
+use holdfast_block::error_text;
+use holdfast_engine::{IdleContainer, Job, Relocation, is_left_by_killed_process};
 use holdfast_image::ImageId;
-use holdfast_live_copy::{CommandFreezer, Connector, CopyWarning, Freezer as _};
-use holdfast_repo::key::Randomness;
-use holdfast_repo::{ProcessIdentity, Processes};
+use holdfast_live_copy::{CommandFreezer, Freezer as _};
 
-use super::far::{ArrivalState, ContainerRequest, FarContainers};
-use super::plan::ContainerPlan;
+use super::far::{ArrivalState, ContainerRequest, TOKEN_FILE};
+use super::move_tools::{ContainerMove, ContainerMoveTools};
 use super::report::{ContainerMoveReport, ContainerPhase, ContainerRound};
 use super::rounds::{CopiedFiles, Holds};
 use crate::error::{Error, Result};
@@ -21,61 +18,6 @@ use crate::migration_tools::FormerDisks;
 /// How long the other host is asked after its answer was lost.
 const PATIENCE: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_secs(1);
-
-/// A container to migrate.
-pub struct ContainerMove<'a> {
-    /// The container.
-    pub place: &'a ContainerPlace,
-    /// What is done.
-    pub plan: &'a ContainerPlan,
-    /// What starts the programs that use it, at the other host.
-    pub start_command: Option<&'a str>,
-    /// How long the programs may be stopped for the last pass.
-    pub frozen_max: Duration,
-    /// What happens to a former container there.
-    pub former: FormerDisks,
-    /// The current time, in seconds since 1970.
-    pub now_s: u64,
-    /// This process.
-    pub process: &'a ProcessIdentity,
-}
-
-/// What the migration of a container needs.
-pub struct ContainerMoveTools<'a> {
-    /// The other host.
-    pub far: &'a FarContainers,
-    /// Starts the program of the other host again.
-    pub reach_far_again: &'a (dyn Fn() -> Result<FarContainers> + Sync),
-    /// Starts receivers there.
-    pub connector: Arc<dyn Connector>,
-    /// Stops what uses the container here, and unmounts it; and undoes that, also if this process is killed. None if it is not
-    /// mounted.
-    pub stopper: Option<&'a CommandFreezer>,
-    /// For how long a lost connection is tried again.
-    pub retry_time: Duration,
-    /// The clock of all threads.
-    pub clock: Arc<dyn Clock>,
-    /// Randomness for the numbers of connections.
-    pub randomness: &'a dyn Randomness,
-    /// Name and version of the program.
-    pub program: String,
-    /// Finds out which processes live.
-    pub processes: &'a dyn Processes,
-    /// Sees what happens.
-    pub observer: &'a dyn ContainerMoveObserver,
-}
-
-/// Sees what happens.
-pub trait ContainerMoveObserver: Sync {
-    /// A phase begins.
-    fn phase(&self, phase: ContainerPhase);
-    /// A round has ended.
-    fn round(&self, round: &ContainerRound);
-    /// The copy of a file has a warning.
-    fn copy_warning(&self, file: &str, warning: CopyWarning);
-    /// Something is left to do.
-    fn left(&self, reason: &str);
-}
 
 /// Migrates a container.
 ///
@@ -87,7 +29,7 @@ pub fn migrate_container(
     job: Job<'_>,
 ) -> Result<ContainerMoveReport> {
     request.plan.require_no_obstacles(request.place)?;
-    let mut mover = Mover {
+    let mut mover = ContainerMover {
         request,
         tools,
         job,
@@ -100,16 +42,14 @@ pub fn migrate_container(
         return mover.finish(Vec::new(), None);
     }
     let files = mover.begin()?;
-    match tools.stopper {
-        Some(stopper) => mover.move_used(files, stopper),
-        None => {
-            let idle = IdleContainer::lock(request.place)?;
-            mover.move_idle(files, &idle, &[])
-        }
+    if let Some(stopper) = tools.stopper {
+        return mover.move_used(files, stopper);
     }
+    let idle = IdleContainer::lock(request.place)?;
+    mover.move_idle(files, &idle, &[])
 }
 
-struct Mover<'a> {
+struct ContainerMover<'a> {
     request: &'a ContainerMove<'a>,
     tools: &'a ContainerMoveTools<'a>,
     job: Job<'a>,
@@ -120,13 +60,13 @@ struct Mover<'a> {
     stopped_at: Option<Duration>,
 }
 
-impl<'a> Mover<'a> {
+impl<'a> ContainerMover<'a> {
     /// Prepares the folder there.
     fn begin(&self) -> Result<CopiedFiles<'a>> {
         let plan = self.request.plan;
         let token = ImageId::random().map_err(holdfast_engine::Error::from)?.to_string();
         let prepared = self.tools.far.prepare(&plan.folder, &plan.id, &token)?;
-        let here = std::fs::read_to_string(prepared.staging.join(super::arrival::TOKEN_FILE));
+        let here = std::fs::read_to_string(prepared.staging.join(TOKEN_FILE));
         let is_same_folder = plan
             .folder
             .canonicalize()
@@ -249,7 +189,7 @@ impl<'a> Mover<'a> {
         if let Err(error) = self.mount_there() {
             return Err(self.take_back(idle, former, error));
         }
-        self.finish_started(files.rounds, former)
+        Ok(self.finish_started(files.rounds, former))
     }
 
     /// Copies what was not copied yet.
@@ -289,10 +229,16 @@ impl<'a> Mover<'a> {
             return Ok(());
         };
         self.tools.observer.phase(ContainerPhase::Mount);
-        self.tools.far.request(&ContainerRequest::Mount {
+        let request = ContainerRequest::Mount {
             folder: self.request.plan.folder.clone(),
             mount: mount.clone(),
-        })?;
+        };
+        match self.tools.far.request(&request) {
+            // The answer was lost.
+            Err(Error::FarHost { .. }) if self.ask_state()? == ArrivalState::InUse => {}
+            Err(Error::FarHost { .. }) => (self.tools.reach_far_again)()?.request(&request)?,
+            mounted => mounted?,
+        }
         self.end(ContainerPhase::Mount);
         Ok(())
     }
@@ -307,7 +253,7 @@ impl<'a> Mover<'a> {
 
     /// The container is complete there, but cannot be mounted.
     fn take_back(&self, idle: &IdleContainer<'_>, former: Option<PathBuf>, error: Error) -> Error {
-        let reverted = self.tools.far.request(&ContainerRequest::Revert {
+        let reverted = self.request(&ContainerRequest::Revert {
             folder: self.request.plan.folder.clone(),
             id: self.request.plan.id.clone(),
             former,
@@ -323,6 +269,14 @@ impl<'a> Mover<'a> {
             container: self.request.place.folder.clone(),
             target: self.request.plan.address.clone(),
             reason,
+        }
+    }
+
+    /// Asks for something that may be repeated after a lost connection.
+    fn request(&self, request: &ContainerRequest) -> Result<()> {
+        match self.tools.far.request(request) {
+            Err(Error::FarHost { .. }) => (self.tools.reach_far_again)()?.request(request),
+            done => done,
         }
     }
 
@@ -345,15 +299,15 @@ impl<'a> Mover<'a> {
         if self.tools.far.state(&plan.folder, &plan.id)? == ArrivalState::Complete {
             self.mount_there()?;
         }
-        self.finish_started(rounds, former)
+        Ok(self.finish_started(rounds, former))
     }
 
     /// The container is mounted there, if it is to be.
-    fn finish_started(&mut self, rounds: Vec<ContainerRound>, former: Option<PathBuf>) -> Result<ContainerMoveReport> {
+    fn finish_started(&mut self, rounds: Vec<ContainerRound>, former: Option<PathBuf>) -> ContainerMoveReport {
         if let Some(command) = self.request.start_command {
             self.tools.observer.phase(ContainerPhase::Start);
             let command = command.to_owned();
-            if let Err(error) = self.tools.far.request(&ContainerRequest::Run { command }) {
+            if let Err(error) = self.request(&ContainerRequest::Run { command }) {
                 self.tools.observer.left(&format!(
                     "the container is there, but its programs were not started: {}",
                     error_text(&error)
@@ -363,14 +317,14 @@ impl<'a> Mover<'a> {
         }
         let now = self.tools.clock.now();
         let stopped = self.stopped_at.map(|stopped_at| now.saturating_sub(stopped_at));
-        Ok(ContainerMoveReport {
+        ContainerMoveReport {
             rounds,
             phases: std::mem::take(&mut self.phases),
             stopped,
             mount_point: self.request.plan.mount.as_ref().map(|mount| mount.point.clone()),
             former: self.keep_or_delete(former),
             duration: now.saturating_sub(self.started),
-        })
+        }
     }
 
     /// Deletes a former container there if that is wanted. Returns its folder otherwise.
@@ -379,7 +333,7 @@ impl<'a> Mover<'a> {
         if self.request.former == FormerDisks::Keep {
             return Some(folder);
         }
-        let deleted = self.tools.far.request(&ContainerRequest::DeleteFormer {
+        let deleted = self.request(&ContainerRequest::DeleteFormer {
             folder: folder.clone(),
             id: self.request.plan.id.clone(),
         });

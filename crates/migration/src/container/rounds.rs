@@ -13,7 +13,7 @@ use holdfast_image::{ContainerTree, ImageId, PinnedLayers};
 
 use super::far::{ContainerRequest, ExpectedFile, Prepared, SeedFile};
 use super::files::FileCopy;
-use super::mover::{ContainerMove, ContainerMoveTools};
+use super::move_tools::{ContainerMove, ContainerMoveTools};
 use super::report::ContainerRound;
 use crate::error::{Error, Result};
 
@@ -192,7 +192,8 @@ impl<'a> CopiedFiles<'a> {
             .iter()
             .filter(|layer| self.done.get(&layer.layer().file) != Some(&layer.size_bytes()))
             .collect();
-        job.progress.total(missing.iter().map(|layer| layer.size_bytes()).sum());
+        job.progress
+            .total(missing.iter().copied().map(BlockDevice::size_bytes).sum());
         let [mut bytes, mut sent_bytes] = [0; 2];
         for layer in missing {
             bytes += data_bytes(layer)?;

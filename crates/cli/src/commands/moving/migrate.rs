@@ -476,7 +476,7 @@ fn migration_error(error: MigrationError) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::{OsStr, OsString};
+    use std::ffi::OsString;
     use std::path::PathBuf;
 
     use super::parse_seeds;

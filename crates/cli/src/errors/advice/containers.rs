@@ -31,21 +31,13 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             Kind::Locked,
             "wait for that process; if it was killed, holdfast doctor --fix unmounts and deletes what it has left",
         ),
-        ContainerError::NoFileSystem { .. } => advice(
-            Exit::Error,
-            Kind::Unsupported,
-            "use --disk to mount the disk as a raw file; ext4, XFS and btrfs can be mounted, on the disk itself or in one partition",
-        ),
         ContainerError::Program { package, .. } => {
             advice(Exit::Error, Kind::Io, format!("the package {package} has the program"))
         }
-        ContainerError::LoopDevice { source, .. } => loop_device_advice(source.kind()),
-        ContainerError::NbdDevice { source, .. } => nbd_device_advice(source.kind()),
-        ContainerError::Mount { .. } => advice(
-            Exit::Error,
-            Kind::Io,
-            "dmesg shows the reason of the kernel; holdfast container check checks the layers, and fsck the disk of --disk",
-        ),
+        ContainerError::NoFileSystem { .. }
+        | ContainerError::LoopDevice { .. }
+        | ContainerError::NbdDevice { .. }
+        | ContainerError::Mount { .. } => mount_advice(error),
         ContainerError::InUse { .. } => advice(
             Exit::Locked,
             Kind::Locked,
@@ -91,6 +83,24 @@ pub(super) fn container_advice(error: &ContainerError) -> Advice {
             advice(Exit::Error, Kind::Refused, "mount it first: holdfast container mount")
         }
         ContainerError::Server { failure, .. } => server_advice(*failure),
+        _ => plain(Exit::Error, Kind::Io),
+    }
+}
+
+fn mount_advice(error: &ContainerError) -> Advice {
+    match error {
+        ContainerError::NoFileSystem { .. } => advice(
+            Exit::Error,
+            Kind::Unsupported,
+            "use --disk to mount the disk as a raw file; ext4, XFS and btrfs can be mounted, on the disk itself or in one partition",
+        ),
+        ContainerError::LoopDevice { source, .. } => loop_device_advice(source.kind()),
+        ContainerError::NbdDevice { source, .. } => nbd_device_advice(source.kind()),
+        ContainerError::Mount { .. } => advice(
+            Exit::Error,
+            Kind::Io,
+            "dmesg shows the reason of the kernel; holdfast container check checks the layers, and fsck the disk of --disk",
+        ),
         _ => plain(Exit::Error, Kind::Io),
     }
 }

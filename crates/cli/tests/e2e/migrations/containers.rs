@@ -8,6 +8,7 @@ use holdfast_block::{Clock as _, SeededRandom, SystemClock};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
+use super::write_file;
 use crate::host::{system, text};
 use crate::program::stderr;
 use crate::replication::sshd::{Program, Sshd};
@@ -198,8 +199,9 @@ fn a_container_in_use_moves_with_its_service_and_back() {
             "{kind}: {message}"
         );
     }
+    assert_eq!(rig.report(&["container", "info", "web1"])["migrated_to"], address);
     // What has happened there comes back, and little more.
-    std::fs::write(hosts.there.path("more"), noise(1 << 20, 3)).unwrap();
+    write_file(&hosts.there.path("more"), &noise(1 << 20, 3));
     let (stop, start) = (
         hosts.service("stop", &hosts.there),
         hosts.service("start", &hosts.container.point),
@@ -303,7 +305,7 @@ fn has_stopper(rig: &Rig) -> bool {
     lines.any(|line| line.contains("freeze-commands") && line.contains(&folder))
 }
 
-/// After each kill, the service runs at one of the hosts, or the same command completes the migration.
+/// After each kill or interruption, the service runs at one of the hosts, or the same command completes the migration.
 fn kill_migrations(count: u64) {
     let rig = Rig::new();
     let Some(hosts) = Hosts::new(&rig) else { return };
@@ -328,7 +330,8 @@ fn kill_migrations(count: u64) {
         let line: Vec<&str> = words.iter().map(String::as_str).collect();
         let mut child = rig.command(&line).spawn().unwrap();
         clock.sleep(Duration::from_millis(random.below(4000)));
-        kill_process(Pid::from_child(&child), Signal::KILL).ok();
+        let signal = [Signal::KILL, Signal::INT][usize::from(round % 2 == 1)];
+        kill_process(Pid::from_child(&child), signal).ok();
         child.wait().unwrap();
         wait_until("the process has ended that starts the service again", || {
             !has_stopper(&rig)
@@ -388,13 +391,13 @@ fn a_container_that_is_not_mounted_moves_with_the_memory_of_its_snapshots() {
         // As a snapshot with memory has it.
         let memory = "memory-10a5e1b6-6f0b-4b39-8e25-6a2a3f0d7c11";
         std::fs::create_dir_all(folder.join(memory).join("images")).unwrap();
-        std::fs::write(folder.join(memory).join("config.json"), "{}").unwrap();
-        std::fs::write(folder.join(memory).join("images/pages-1.img"), noise(100_000, 5)).unwrap();
-        std::fs::write(folder.join(memory).join("images/empty.img"), "").unwrap();
+        write_file(&folder.join(memory).join("config.json"), b"{}");
+        write_file(&folder.join(memory).join("images/pages-1.img"), &noise(100_000, 5));
+        write_file(&folder.join(memory).join("images/empty.img"), b"");
         let path = folder.join("container.json");
         let mut document: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         document["snapshots"][0]["properties"]["memory"] = json!(memory);
-        std::fs::write(&path, document.to_string()).unwrap();
+        write_file(&path, document.to_string().as_bytes());
         let mut words = vec!["migrate".to_owned(), name.clone(), address(&rig.path("there"))];
         words.extend(sshd.options());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();

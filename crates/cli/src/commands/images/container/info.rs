@@ -1,6 +1,6 @@
 //! `holdfast container info` and `snapshots`.
 
-use holdfast_engine::{ContainerState, container_state};
+use holdfast_engine::{ContainerState, Relocation, container_state};
 use holdfast_image::{ContainerTree, ImageId, MEMORY_PROPERTY, SnapshotEntry};
 use jiff::Timestamp;
 use serde::Serialize;
@@ -141,6 +141,7 @@ impl Verb for InfoArgs {
         let state = container_state(&place)?;
         context.report(&ContainerShown::new(
             &state,
+            Relocation::of(&place)?.map(|relocation| relocation.target),
             place.folder.display().to_string(),
             context,
         ))
@@ -156,6 +157,8 @@ struct ContainerShown {
     allocated_bytes: u64,
     filesystem: Option<String>,
     source: Option<String>,
+    /// The address of its folder at the host to which it was migrated.
+    migrated_to: Option<String>,
     is_used: bool,
     mount_points: Vec<String>,
     merge_pending: bool,
@@ -188,7 +191,7 @@ struct TrafficDocument {
 }
 
 impl ContainerShown {
-    fn new(state: &ContainerState, container: String, context: &Context) -> Self {
+    fn new(state: &ContainerState, migrated_to: Option<String>, container: String, context: &Context) -> Self {
         let tree = &state.chain.tree;
         let layers: Vec<LayerDocument> = state
             .chain
@@ -211,6 +214,7 @@ impl ContainerShown {
             allocated_bytes: layers.iter().filter_map(|layer| layer.allocated_bytes).sum(),
             filesystem: tree.properties().get("filesystem").cloned(),
             source: tree.properties().get("source").cloned(),
+            migrated_to,
             is_used: state.is_used,
             mount_points: state
                 .mount_points
@@ -246,6 +250,7 @@ impl Report for ContainerShown {
         ];
         fields.extend(self.filesystem.clone().map(|kind| ("file system", kind)));
         fields.extend(self.source.clone().map(|source| ("source", source)));
+        fields.extend(self.migrated_to.clone().map(|target| ("migrated to", target)));
         let used = match (&self.mount_points[..], self.is_used) {
             ([], false) => "no".to_owned(),
             ([], true) => "yes".to_owned(),

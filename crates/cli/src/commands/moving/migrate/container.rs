@@ -127,7 +127,7 @@ impl MigrateArgs {
         }
         let place = ContainerPlace::find(folder, &context.runtime_folder())?;
         let host = ContainerHost::reach(target, self, context)?;
-        let folder_there = self.folder_there(&place, target, &host)?;
+        let folder_there = folder_there(&place, target, &host)?;
         let address = target.address_of(&folder_there);
         let plan = plan_container(&ContainerPlanRequest {
             place: &place,
@@ -170,27 +170,6 @@ impl MigrateArgs {
         }
     }
 
-    /// The folder of the container at the other host.
-    fn folder_there(
-        &self,
-        place: &ContainerPlace,
-        target: &MoveTarget,
-        host: &ContainerHost,
-    ) -> Result<PathBuf, Error> {
-        let parent = match &target.folder {
-            Some(folder) => folder.clone(),
-            None => match host.far.folder().map_err(container_error)? {
-                Some(folder) => folder,
-                None => place.folder.parent().unwrap_or(Path::new("/")).to_owned(),
-            },
-        };
-        let name = place
-            .folder
-            .file_name()
-            .ok_or_else(|| Error::usage(format!("{} has no name", place.folder.display()), "name a folder"))?;
-        Ok(parent.join(name))
-    }
-
     /// Lets the host of `target` migrate the container back to `folder`.
     pub(super) fn bring_container_back(
         &self,
@@ -225,7 +204,7 @@ impl MigrateArgs {
             requests: &requests,
         };
         let end = self.let_return(&path, target, context)?;
-        match self.returned::<ContainerMigrated>(end, &report, &self.machine, target, context)? {
+        match end.returned::<ContainerMigrated>(&report, &self.machine, target, context)? {
             Returned::Back { report, exit } => {
                 let shown = context.report(&*report)?;
                 Ok(shown.with_warning_count(usize::from(exit == Exit::Warnings)))
@@ -349,6 +328,22 @@ impl MigrateArgs {
         };
         Ok([stop, start])
     }
+}
+
+/// The folder of the container at the other host.
+fn folder_there(place: &ContainerPlace, target: &MoveTarget, host: &ContainerHost) -> Result<PathBuf, Error> {
+    let parent = match &target.folder {
+        Some(folder) => folder.clone(),
+        None => match host.far.folder().map_err(container_error)? {
+            Some(folder) => folder,
+            None => place.folder.parent().unwrap_or(Path::new("/")).to_owned(),
+        },
+    };
+    let name = place
+        .folder
+        .file_name()
+        .ok_or_else(|| Error::usage(format!("{} has no name", place.folder.display()), "name a folder"))?;
+    Ok(parent.join(name))
 }
 
 fn option_of_machines(option: &str, folder: &Path) -> Error {

@@ -7,8 +7,7 @@ use holdfast_migration::{ContainerMoveReport, ContainerPlan};
 use serde::{Deserialize, Serialize};
 
 use super::super::far::MoveTarget;
-use super::report::{MovePhaseDocument, milliseconds};
-use super::undo::ReturnReport;
+use super::report::{MovePhaseDocument, ReturnReport, milliseconds};
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 

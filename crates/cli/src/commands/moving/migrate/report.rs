@@ -5,9 +5,14 @@ use holdfast_migration::{MigrationPlan, MigrationReport};
 use serde::{Deserialize, Serialize};
 
 use super::super::far::MoveTarget;
-use super::undo::ReturnReport;
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
+
+/// A report of something that has come back.
+pub(super) trait ReturnReport {
+    /// The same report, of something that has come to this host from `source`.
+    fn returned_from(self, source: &MoveTarget) -> Self;
+}
 
 /// The report of `migrate`. The host that brings a machine back sends it to the host that asked for it.
 #[derive(Debug, Clone, Serialize, Deserialize)]

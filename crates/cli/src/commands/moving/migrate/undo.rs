@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::super::far::{MoveRoute, MoveTarget, program, receive_tools, socket_address, ssh_error};
 use super::MigrateArgs;
-use super::report::Migrated;
+use super::report::{Migrated, ReturnReport};
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
@@ -41,6 +41,7 @@ pub(super) enum Returned<R> {
 }
 
 /// How the program of the other host has ended.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct ProgramEnd {
     code: Option<i32>,
     /// Whether it was asked to stop.
@@ -77,7 +78,7 @@ impl MigrateArgs {
             requests: &requests,
         };
         let end = self.let_return(&path, target, context)?;
-        self.returned(end, &report, &self.machine, target, context)
+        end.returned(&report, &self.machine, target, context)
     }
 
     /// Serves the migration to this host, until the program of the other host has ended.
@@ -117,32 +118,6 @@ impl MigrateArgs {
         })
     }
 
-    /// What follows from the end of the other program.
-    pub(super) fn returned<R: DeserializeOwned + ReturnReport>(
-        &self,
-        end: ProgramEnd,
-        report: &KeptReport,
-        subject: &str,
-        target: &MoveTarget,
-        context: &Context,
-    ) -> Result<Returned<R>, Error> {
-        let exit = exit_of(end.code);
-        match report.take().map(serde_json::from_value::<R>) {
-            None if end.was_stopped && exit != Some(Exit::Ok) => Err(holdfast_engine::Error::from(Interrupted).into()),
-            None => exit.map(Returned::Shown).ok_or_else(|| lost(subject, target)),
-            // It is here, also if the connection was lost since.
-            Some(Ok(report)) => Ok(Returned::Back {
-                report: Box::new(report.returned_from(target)),
-                exit: exit.unwrap_or(Exit::Warnings),
-            }),
-            Some(Err(_)) => {
-                let text = format!("{subject} is here, but the report of {target} is of another version");
-                context.console().warning(&text);
-                Ok(Returned::Shown(Exit::Warnings))
-            }
-        }
-    }
-
     /// The command line of the other host.
     fn words_for_return(&self, path: &ReturnPath<'_>, socket: &Path, context: &Context) -> Vec<String> {
         let time = |time: Duration| format!("{}ms", time.as_millis());
@@ -167,6 +142,33 @@ impl MigrateArgs {
             socket_address(&host_name(), socket),
         ]);
         words
+    }
+}
+
+impl ProgramEnd {
+    /// What follows from the end of the other program.
+    pub(super) fn returned<R: DeserializeOwned + ReturnReport>(
+        self,
+        report: &KeptReport,
+        subject: &str,
+        target: &MoveTarget,
+        context: &Context,
+    ) -> Result<Returned<R>, Error> {
+        let exit = exit_of(self.code);
+        match report.take().map(serde_json::from_value::<R>) {
+            None if self.was_stopped && exit != Some(Exit::Ok) => Err(holdfast_engine::Error::from(Interrupted).into()),
+            None => exit.map(Returned::Shown).ok_or_else(|| lost(subject, target)),
+            // It is here, also if the connection was lost since.
+            Some(Ok(report)) => Ok(Returned::Back {
+                report: Box::new(report.returned_from(target)),
+                exit: exit.unwrap_or(Exit::Warnings),
+            }),
+            Some(Err(_)) => {
+                let text = format!("{subject} is here, but the report of {target} is of another version");
+                context.console().warning(&text);
+                Ok(Returned::Shown(Exit::Warnings))
+            }
+        }
     }
 }
 
@@ -197,12 +199,6 @@ impl KeptReport {
     fn take(&self) -> Option<serde_json::Value> {
         locked(&self.0).take()
     }
-}
-
-/// A report of something that has come back.
-pub(super) trait ReturnReport {
-    /// The same report, of something that has come to this host from `source`.
-    fn returned_from(self, source: &MoveTarget) -> Self;
 }
 
 fn lost(subject: &str, target: &MoveTarget) -> Error {
