@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_host::ToolError;
-use holdfast_transfer::Forecast;
+use holdfast_transfer::{Forecast, StorageFailure};
 
 use crate::request::RefusalKind;
 
@@ -228,6 +228,21 @@ impl Error {
             Self::Seed { .. } => RefusalKind::Seed,
             Self::Request { .. } => RefusalKind::OtherVersion,
             _ => RefusalKind::Io,
+        }
+    }
+
+    /// The kind of an error of a receiver that writes its target.
+    pub(crate) fn storage_failure(&self) -> StorageFailure {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        let is_full = match self {
+            Self::Engine(holdfast_engine::Error::Device(error)) => error.is_no_space(),
+            Self::File { source, .. } => matches!(source.kind(), StorageFull | QuotaExceeded),
+            _ => false,
+        };
+        if is_full {
+            StorageFailure::NoSpace
+        } else {
+            StorageFailure::Other
         }
     }
 }

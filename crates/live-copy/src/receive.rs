@@ -212,7 +212,7 @@ fn drive(
             Arrival::Operation(event) => event,
         };
         let failure = match &event {
-            ReceiverEvent::OperationFailed { detail } => Some(detail.clone()),
+            ReceiverEvent::OperationFailed { detail, .. } => Some(detail.clone()),
             _ => None,
         };
         receiver.handle(event, clock.now());
@@ -249,6 +249,7 @@ fn work(queue: &Mutex<Inbox<ReceiverAction>>, target: &Target, arrivals: &Outbox
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(action) = next else { return };
         let event = carry_out(action, target).unwrap_or_else(|error| ReceiverEvent::OperationFailed {
+            failure: error.storage_failure(),
             detail: error_text(&error),
         });
         if arrivals.send(Arrival::Operation(event)).is_err() {

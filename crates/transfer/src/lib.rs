@@ -26,6 +26,7 @@ pub use journal::{CopyIdentity, JOURNAL_VERSION, JournalEntry, JournalState, Syn
 pub use layout::{PriorContent, UnitLayout};
 pub use receiver::{
     FileIdentity, LinkId, OperationId, Receiver, ReceiverAction, ReceiverEvent, ReceiverOptions, ReceiverState,
+    StorageFailure,
 };
 pub use sender::{
     CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, Sender, SenderAction,

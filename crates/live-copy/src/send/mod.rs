@@ -382,7 +382,7 @@ impl Driver<'_> {
                 place,
                 kind: match error.code {
                     ErrorCode::WrongSession | ErrorCode::WrongDisk => RefusalKind::OtherCopy,
-                    ErrorCode::TooLarge => RefusalKind::NoSpace,
+                    ErrorCode::TooLarge | ErrorCode::NoSpace => RefusalKind::NoSpace,
                     ErrorCode::Version | ErrorCode::Protocol => RefusalKind::OtherVersion,
                     _ => RefusalKind::Io,
                 },

@@ -101,9 +101,20 @@ pub enum ReceiverEvent {
     },
     /// An operation failed. The receiver does not continue: the caller creates a new one from the journal.
     OperationFailed {
+        /// Why.
+        failure: StorageFailure,
         /// The reason, for people.
         detail: String,
     },
+}
+
+/// Why an operation on the target failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StorageFailure {
+    /// The target is full: another attempt would end at the same place.
+    NoSpace,
+    /// Another reason.
+    Other,
 }
 
 /// What the caller has to do. It may carry out operations at the same time and in any order, as they complete.
@@ -280,9 +291,13 @@ impl Receiver {
                 Ok(())
             }
             ReceiverEvent::IdentityExamined { operation, identity } => self.identity_examined(operation, identity, now),
-            ReceiverEvent::OperationFailed { detail } => {
+            ReceiverEvent::OperationFailed { failure, detail } => {
                 self.is_failed = true;
-                Err(refusal(ErrorCode::Storage, detail))
+                let code = match failure {
+                    StorageFailure::NoSpace => ErrorCode::NoSpace,
+                    StorageFailure::Other => ErrorCode::Storage,
+                };
+                Err(refusal(code, detail))
             }
         };
         let result = result.and_then(|()| if self.is_failed { Ok(()) } else { self.proceed(now) });

@@ -170,6 +170,8 @@ error_codes! {
     AlreadyOwner = 9;
     /// The copy was not sealed, or the seal was given up.
     NotSealed = 10;
+    /// The target is full.
+    NoSpace = 11;
 }
 
 impl ErrorCode {
