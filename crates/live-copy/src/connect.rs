@@ -11,9 +11,10 @@ use holdfast_block::{Clock, error_text};
 use holdfast_host::{Piped, StreamTools};
 
 use crate::error::{Error, Result, THIS_HOST};
-use crate::receive::{ReceiveTools, serve_receiver};
+use crate::receive::{ReceiveTools, TargetScope, serve_receiver};
 use crate::request::{Answer, READY_BYTES_MAX, ReceiveRequest, RefusalKind, SeedProgress};
 use crate::stream::{ByteStream, StreamCloser};
+use crate::target::ExportTarget;
 
 /// Words after which the program receives: `holdfast receive-disk 1`.
 pub const RECEIVE_COMMAND: [&str; 2] = ["receive-disk", "1"];
@@ -75,7 +76,13 @@ fn greet(mut stream: ByteStream, request: &ReceiveRequest, watch: &SeedObserver,
                 return Err(Error::Refused {
                     place: place.to_owned(),
                     kind,
-                    reason,
+                    reason: match (kind, &request.format) {
+                        // It does not know the field.
+                        (RefusalKind::OtherVersion, Some(format)) => {
+                            format!("the holdfast there is too old for {format} images: {reason}")
+                        }
+                        _ => reason,
+                    },
                 });
             }
             Err(_) => {
@@ -92,12 +99,21 @@ fn greet(mut stream: ByteStream, request: &ReceiveRequest, watch: &SeedObserver,
 /// A receiver in this process.
 pub struct LocalConnector {
     tools: ReceiveTools,
+    export: Option<Arc<ExportTarget>>,
 }
 
 impl LocalConnector {
     /// A connector to receivers that use these tools.
     pub fn new(tools: ReceiveTools) -> Self {
-        Self { tools }
+        Self { tools, export: None }
+    }
+
+    /// A connector to receivers that write to an export.
+    pub fn to_export(tools: ReceiveTools, export: ExportTarget) -> Self {
+        Self {
+            tools,
+            export: Some(Arc::new(export)),
+        }
     }
 }
 
@@ -109,12 +125,13 @@ impl Connector for LocalConnector {
             source,
         };
         let (ours, theirs) = UnixStream::pair().map_err(failed)?;
-        let tools = self.tools.clone();
+        let (tools, export) = (self.tools.clone(), self.export.clone());
         let stream = ByteStream::of_socket(theirs).map_err(failed)?;
         let receiver = std::thread::Builder::new()
             .name("receive".to_owned())
             .spawn(move || {
-                serve_receiver(stream, None, &tools)
+                let scope = export.as_deref().map_or(TargetScope::Host, TargetScope::Export);
+                serve_receiver(stream, scope, &tools)
                     .err()
                     .map(|error| error_text(&error))
             })
@@ -124,7 +141,8 @@ impl Connector for LocalConnector {
     }
 
     fn place(&self) -> String {
-        THIS_HOST.to_owned()
+        let export = self.export.as_deref().map(ExportTarget::address);
+        export.unwrap_or(THIS_HOST).to_owned()
     }
 }
 

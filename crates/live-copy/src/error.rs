@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_host::ToolError;
+use holdfast_serve::nbd::client::Error as NbdError;
 use holdfast_transfer::{Forecast, StorageFailure};
 
 use crate::request::RefusalKind;
@@ -105,6 +106,37 @@ pub enum Error {
         /// The target.
         path: PathBuf,
     },
+    /// The target cannot have the format that was asked for.
+    #[error("{}: {reason}", .path.display())]
+    TargetFormat {
+        /// The target.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// The image of an interrupted copy cannot be continued.
+    #[error("the interrupted copy {} cannot be continued: {reason}", .path.display())]
+    PartialImage {
+        /// The image, by its temporary name.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// An export that is a target exists in any case.
+    #[error("the copy overwrites the content of {address}")]
+    ExportOverwritten {
+        /// Its address.
+        address: String,
+    },
+    /// The server of an export cannot make writes durable.
+    #[error("the server of {address} offers no flush: what is written could be lost by a power failure at any time")]
+    ExportNotDurable {
+        /// Its address.
+        address: String,
+    },
+    /// The server of an export that is the target cannot be reached, or refuses.
+    #[error(transparent)]
+    Export(NbdError),
     /// A seed cannot be read.
     #[error("the seed {} cannot be used: {reason}", .path.display())]
     Seed {
@@ -216,15 +248,19 @@ impl Error {
     pub(crate) fn refusal_kind(&self) -> RefusalKind {
         use holdfast_engine::Error as Job;
         match self {
-            Self::TargetExists { .. } | Self::Engine(Job::DeviceExists { .. }) => RefusalKind::Exists,
+            Self::TargetExists { .. } | Self::ExportOverwritten { .. } | Self::Engine(Job::DeviceExists { .. }) => {
+                RefusalKind::Exists
+            }
             Self::NoSpace { .. } | Self::SeedNoSpace { .. } | Self::Engine(Job::TargetTooSmall { .. }) => {
                 RefusalKind::NoSpace
             }
             Self::TargetBusy { .. } | Self::TargetInUse { .. } | Self::Engine(Job::DeviceInUse { .. }) => {
                 RefusalKind::Locked
             }
-            Self::OtherSize { .. } | Self::Journal { .. } => RefusalKind::OtherCopy,
-            Self::TargetKind { .. } | Self::TargetElsewhere { .. } => RefusalKind::NotAllowed,
+            Self::OtherSize { .. } | Self::Journal { .. } | Self::PartialImage { .. } => RefusalKind::OtherCopy,
+            Self::TargetKind { .. } | Self::TargetElsewhere { .. } | Self::TargetFormat { .. } => {
+                RefusalKind::NotAllowed
+            }
             Self::Seed { .. } => RefusalKind::Seed,
             Self::Request { .. } => RefusalKind::OtherVersion,
             _ => RefusalKind::Io,
@@ -256,5 +292,17 @@ impl From<holdfast_engine::Error> for Error {
 impl From<holdfast_block::Error> for Error {
     fn from(error: holdfast_block::Error) -> Self {
         Self::Engine(error.into())
+    }
+}
+
+impl From<holdfast_image::Error> for Error {
+    fn from(error: holdfast_image::Error) -> Self {
+        Self::Engine(error.into())
+    }
+}
+
+impl From<NbdError> for Error {
+    fn from(error: NbdError) -> Self {
+        Self::Export(error)
     }
 }

@@ -7,7 +7,7 @@
 //! - `freeze_commands`: commands of the user that freeze what writes
 //! - `stream`, `link`: a byte stream, and its threads
 //! - `seed`: similar content that the target has before
-//! - `target`: the file or device that is written, with its journal
+//! - `target`: the file, device or export that is written, with its journal
 //! - `receive`, `connect`, `send`: the receiver, how it is started here or on another host, and the sender
 
 mod connect;
@@ -30,14 +30,14 @@ pub use connect::{
 pub use error::{Error, Result};
 pub use freeze_commands::{CommandFreezer, FreezeCommands, FreezeLauncher, serve_freeze_commands};
 pub use phases::{CopyPhase, PhaseTime};
-pub use receive::{ReceiveOutcome, ReceiveTools, serve_receiver};
+pub use receive::{ReceiveOutcome, ReceiveTools, TargetScope, serve_receiver};
 pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind, Seed, SeedProgress};
 pub use send::{
     CopyDirector, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, copy_live, session_of,
 };
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
 pub use stream::{ByteStream, StreamCloser};
-pub use target::{interrupted_bytes, is_named_early, name_early, remove_early_name};
+pub use target::{ExportTarget, export_identity, interrupted_bytes, is_named_early, name_early, remove_early_name};
 pub use tracked_source::{MachineFreezer, TrackedSource};
 
 // What a caller needs to describe a copy, and to show its rounds.

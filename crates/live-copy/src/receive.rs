@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::link::{Link, LinkEvent};
 use crate::request::{Answer, REQUEST_BYTES_MAX, ReceiveRequest};
 use crate::stream::ByteStream;
-use crate::target::Target;
+use crate::target::{ExportTarget, Target, TargetHost};
 
 /// Bytes of frames with data that may be under way: eight units, or a part of the disk. What is under way when a
 /// connection breaks is sent again.
@@ -40,7 +40,7 @@ pub struct ReceiveTools {
     pub clock: Arc<dyn Clock>,
     /// Randomness for the identity of the receiver.
     pub randomness: Arc<dyn Randomness>,
-    /// The folder for journals of block devices.
+    /// The folder for journals of block devices and exports.
     pub journal_folder: PathBuf,
     /// Name and version of the program.
     pub program: String,
@@ -55,11 +55,22 @@ pub enum ReceiveOutcome {
     Incomplete,
 }
 
-/// Receives over one stream, which begins with a request. `folder` restricts the targets.
+/// The targets that a receiver accepts.
+#[derive(Clone, Copy)]
+pub enum TargetScope<'a> {
+    /// Files and block devices of this host.
+    Host,
+    /// Files of this folder.
+    Folder(&'a Path),
+    /// This export, whose address is the target of the request.
+    Export(&'a ExportTarget),
+}
+
+/// Receives over one stream, which begins with a request.
 ///
 /// # Errors
 /// The request is refused, or the target cannot be written. The sender gets the reason of a refusal, too.
-pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &ReceiveTools) -> Result<ReceiveOutcome> {
+pub fn serve_receiver(stream: ByteStream, scope: TargetScope<'_>, tools: &ReceiveTools) -> Result<ReceiveOutcome> {
     let ByteStream {
         input,
         mut output,
@@ -73,19 +84,31 @@ pub fn serve_receiver(stream: ByteStream, folder: Option<&Path>, tools: &Receive
     let opened = serde_json::from_slice::<ReceiveRequest>(&line)
         .map_err(|error| invalid(error.to_string()))
         .and_then(|request| {
-            check_place(&request.target, folder)?;
-            if let Some(seed) = &request.seed {
-                check_place(&seed.path, folder)?;
+            if let TargetScope::Folder(folder) = scope {
+                check_place(&request.target, folder)?;
+                if let Some(seed) = &request.seed {
+                    check_place(&seed.path, folder)?;
+                }
             }
             let mut report = |progress| match send_answer(&mut output, &Answer::Seeding(progress)) {
                 Ok(()) => Continue::Go,
                 Err(_) => Continue::Stop,
             };
-            let opened = Target::open(&request, &tools.journal_folder, &*tools.clock, &mut report)?;
+            let host = TargetHost {
+                export: match scope {
+                    TargetScope::Export(export) => Some(export),
+                    TargetScope::Host | TargetScope::Folder(_) => None,
+                },
+                journal_folder: &tools.journal_folder,
+                clock: &*tools.clock,
+            };
+            let opened = Target::open(&request, host, &mut report)?;
             Ok((request, opened))
         });
     let answer = match &opened {
         Ok(_) => Answer::Ready {},
+        // Without an answer, the sender tries again: the server may come back.
+        Err(Error::Export(_)) => return opened.map(|_| ReceiveOutcome::Incomplete),
         Err(error) => Answer::Refused {
             kind: error.refusal_kind(),
             reason: error_text(error),
@@ -122,8 +145,7 @@ fn send_answer(output: &mut dyn Write, answer: &Answer) -> std::io::Result<()> {
 }
 
 /// Refuses a target outside of `folder`, also by way of links.
-fn check_place(target: &Path, folder: Option<&Path>) -> Result<()> {
-    let Some(folder) = folder else { return Ok(()) };
+fn check_place(target: &Path, folder: &Path) -> Result<()> {
     let elsewhere = || Error::TargetElsewhere {
         path: target.to_owned(),
         folder: folder.to_owned(),
@@ -165,14 +187,20 @@ fn run(mut receiver: Receiver, target: Target, stream: ByteStream, clock: &Arc<d
             scope.spawn(move || work(queue, target, &arrivals));
         }
         let ended = drive(&mut receiver, &target, &link, &inbox, &operations, &**clock);
+        if ended.is_err() {
+            // The sender waits for the end of this receiver, and its source may be frozen.
+            target.abandon_operations();
+        }
         drop(operations);
         ended
     });
     link.close();
     let is_forgotten = is_over?;
-    let outcome = match receiver.state() {
-        ReceiverState::Owner => ReceiveOutcome::Complete,
-        _ => ReceiveOutcome::Incomplete,
+    let outcome = if receiver.state() == ReceiverState::Owner {
+        ReceiveOutcome::Complete
+    } else {
+        target.keep_received();
+        ReceiveOutcome::Incomplete
     };
     if is_forgotten == Knowledge::Shared {
         target.forget()?;

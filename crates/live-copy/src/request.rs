@@ -27,6 +27,9 @@ pub struct ReceiveRequest {
     /// What has a similar content at the receiver; only the differences are sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<Seed>,
+    /// The name of the format of a new file; none for a raw disk. Receivers of older versions refuse others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
 }
 
 impl ReceiveRequest {
@@ -109,7 +112,7 @@ pub enum RefusalKind {
     Locked,
     /// It holds an interrupted copy of something else.
     OtherCopy,
-    /// It is not allowed, or not a file or block device.
+    /// It is not allowed, or not a file or block device, or cannot have the format.
     NotAllowed,
     /// Its seed cannot be read.
     Seed,
@@ -142,7 +145,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_unchanged::<ReceiveRequest>(REQUESTS);
         assert_unchanged::<Answer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [4, 10]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [5, 10]);
     }
 
     #[test]

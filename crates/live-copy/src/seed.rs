@@ -38,6 +38,12 @@ impl SeedFill<'_> {
         self.fill(&image, device, TargetContent::Zeroes)
     }
 
+    /// Fills a new image.
+    pub(crate) fn fill_image(&mut self, target: &dyn BlockDeviceMut) -> Result<()> {
+        let image = self.open()?;
+        self.fill(&image, target, TargetContent::Zeroes)
+    }
+
     /// Fills a block device.
     pub(crate) fn fill_block_device(&mut self, device: &dyn BlockDeviceMut) -> Result<()> {
         let image = self.open()?;

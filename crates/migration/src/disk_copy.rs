@@ -40,6 +40,7 @@ pub(crate) fn copy_disk(
         existing: ExistingTarget::Refuse,
         interrupted: InterruptedCopy::Continue,
         seed: planned.seed.clone(),
+        format: None,
     };
     let layout = receive.layout().map_err(|error| holdfast_live_copy::Error::Source {
         reason: error.to_string(),

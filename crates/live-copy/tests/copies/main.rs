@@ -1,8 +1,10 @@
-//! Copies of disks by both sides in one process: while a program writes, over connections that break, and with targets
-//! that cannot be used.
+//! Copies of disks by both sides in one process: while a program writes, over connections that break, to images and exports,
+//! and with targets that cannot be used.
 
 #![allow(clippy::unwrap_used, reason = "all of it is test")]
 
+mod exports;
+mod images;
 mod rig;
 
 use std::sync::atomic::Ordering;

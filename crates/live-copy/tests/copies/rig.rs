@@ -51,7 +51,11 @@ impl Rig {
     }
 
     pub(super) fn target_path(&self) -> PathBuf {
-        self.folder.path().join("target")
+        self.path("target")
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
     }
 
     pub(super) fn target(&self) -> Vec<u8> {
@@ -96,28 +100,33 @@ impl Rig {
     }
 
     pub(super) fn local(&self) -> Arc<dyn Connector> {
-        Arc::new(LocalConnector::new(ReceiveTools {
+        Arc::new(LocalConnector::new(self.tools()))
+    }
+
+    pub(super) fn tools(&self) -> ReceiveTools {
+        ReceiveTools {
             clock: Arc::new(SystemClock::new()),
             randomness: Arc::new(SystemRandomness),
-            journal_folder: self.folder.path().join("journals"),
+            journal_folder: self.path("journals"),
             program: "receiver".to_owned(),
-        }))
+        }
     }
 
     /// Connections that end after so many bytes to the receiver.
     pub(super) fn breaking(&self, bytes: u64) -> Arc<dyn Connector> {
-        Arc::new(Breaking {
-            inner: self.local(),
-            journal: None,
-            bytes,
-        })
+        breaking(self.local(), bytes)
     }
 
     /// The same, but not before something is durable.
     pub(super) fn breaking_when_synced(&self, bytes: u64) -> Arc<dyn Connector> {
+        self.breaking_when_synced_in(bytes, self.journal_path())
+    }
+
+    /// The same, for another journal.
+    pub(super) fn breaking_when_synced_in(&self, bytes: u64, journal: PathBuf) -> Arc<dyn Connector> {
         Arc::new(Breaking {
             inner: self.local(),
-            journal: Some(self.journal_path()),
+            journal: Some(journal),
             bytes,
         })
     }
@@ -130,6 +139,7 @@ impl Rig {
             existing: ExistingTarget::Refuse,
             interrupted: InterruptedCopy::Continue,
             seed: None,
+            format: None,
         }
     }
 
@@ -304,6 +314,15 @@ impl Freezer for WriterFreezer<'_> {
         self.0.thaw_writer();
         Ok(())
     }
+}
+
+/// Connections of another connector that end after so many bytes to the receiver.
+pub(super) fn breaking(inner: Arc<dyn Connector>, bytes: u64) -> Arc<dyn Connector> {
+    Arc::new(Breaking {
+        inner,
+        journal: None,
+        bytes,
+    })
 }
 
 struct Breaking {

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_engine::is_memory_socket;
-use holdfast_live_copy::{ByteStream, ReceiveTools, serve_receiver};
+use holdfast_live_copy::{ByteStream, ReceiveTools, TargetScope, serve_receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
@@ -200,7 +200,7 @@ impl HostServices<'_> {
             }
             HostService::Disk { version: VERSION } => {
                 let stream = ByteStream::of_socket(stream.try_clone()?)?;
-                let received = serve_receiver(stream, None, &self.disks);
+                let received = serve_receiver(stream, TargetScope::Host, &self.disks);
                 received.map(drop).map_err(std::io::Error::other)
             }
             HostService::Socket { version: VERSION, path } => {

@@ -326,6 +326,7 @@ impl LiveCopyArgs {
                     InterruptedCopy::Continue
                 },
                 seed,
+                format: None,
             },
             session: session(prepared.identity, target),
             disk: DiskId([0; 16]),

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use holdfast_live_copy::{ByteStream, RECEIVE_COMMAND, ReceiveOutcome, StreamCloser, serve_receiver};
+use holdfast_live_copy::{ByteStream, RECEIVE_COMMAND, ReceiveOutcome, StreamCloser, TargetScope, serve_receiver};
 
 use super::far::receive_tools;
 use super::live_copy::advice::copy_error;
@@ -58,7 +58,8 @@ impl Verb for ReceiveDiskArgs {
             output: Box::new(std::io::stdout()),
             closer: Box::new(StandardStreams),
         };
-        let received = serve_receiver(stream, self.below.as_deref(), &receive_tools(context)).map_err(copy_error)?;
+        let scope = self.below.as_deref().map_or(TargetScope::Host, TargetScope::Folder);
+        let received = serve_receiver(stream, scope, &receive_tools(context)).map_err(copy_error)?;
         match received {
             ReceiveOutcome::Complete | ReceiveOutcome::Incomplete => Ok(Exit::Ok),
         }
