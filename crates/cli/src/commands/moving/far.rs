@@ -1,11 +1,11 @@
-//! Where a disk is copied to: a path of this host, or one of a host that ssh reaches.
+//! Other hosts, and what both sides of a copy need of this one.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use holdfast_host::{Ssh, SshAddress, StreamTools, ToolError};
-use holdfast_live_copy::{Connector, LocalConnector, ProgramConnector, ReceiveTools, Seed};
+use holdfast_host::{Ssh, SshAddress, ToolError};
+use holdfast_live_copy::ReceiveTools;
 use holdfast_repo::key::SystemRandomness;
 
 use crate::context::Context;
@@ -13,7 +13,7 @@ use crate::errors::Error;
 use crate::machines::datasets::TOOL_TIME_OUT;
 use crate::machines::runs;
 
-const SCHEME: &str = "ssh://";
+pub(super) const SCHEME: &str = "ssh://";
 const SOCKET_SCHEME: &str = "unix://";
 
 /// A host that ssh reaches.
@@ -154,90 +154,6 @@ pub(super) fn socket_address(name: &str, path: &Path) -> String {
     format!("{SOCKET_SCHEME}{name}{}", path.display())
 }
 
-/// A target as it is written on the command line.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct CopyTarget {
-    /// None for this host.
-    pub(super) host: Option<SshHost>,
-    /// An absolute path.
-    pub(super) path: PathBuf,
-}
-
-impl CopyTarget {
-    /// `PATH`, or `ssh://[USER@]HOST[:PORT]/PATH`.
-    pub(super) fn parse(word: &OsStr) -> Result<Self, Error> {
-        let Some(rest) = word.to_str().and_then(|text| text.strip_prefix(SCHEME)) else {
-            return Self::here(Path::new(word));
-        };
-        let wrong = |what: String| Error::usage(what, "write ssh://HOST/PATH or ssh://USER@HOST:PORT/PATH");
-        let (host, path) = rest
-            .split_once('/')
-            .ok_or_else(|| wrong(format!("{rest:?} has no path")))?;
-        let host = SshHost::parse(host).map_err(wrong)?;
-        if path.is_empty() {
-            return Err(wrong(format!("{rest:?} does not name a file")));
-        }
-        Ok(Self {
-            host: Some(host),
-            path: Path::new("/").join(path),
-        })
-    }
-
-    fn here(path: &Path) -> Result<Self, Error> {
-        let folder = path
-            .parent()
-            .filter(|folder| !folder.as_os_str().is_empty())
-            .unwrap_or(Path::new("."));
-        let found = folder.canonicalize().map_err(|source| Error::File {
-            action: "find the folder",
-            path: folder.to_owned(),
-            source,
-        })?;
-        let name = path
-            .file_name()
-            .ok_or_else(|| Error::usage(format!("{} does not name a file", path.display()), "name a file"))?;
-        Ok(Self {
-            host: None,
-            path: found.join(name),
-        })
-    }
-
-    /// An image on the host of the target. A relative path is of this host.
-    pub(super) fn seed(&self, path: &Path) -> Result<Seed, Error> {
-        let path = match &self.host {
-            None => Self::here(path)?.path,
-            Some(_) if path.is_absolute() => path.to_owned(),
-            Some(_) => {
-                let reason = format!("{} is not an absolute path of the other host", path.display());
-                return Err(Error::usage(
-                    reason,
-                    "write the whole path: --seed /srv/copies/web1.raw",
-                ));
-            }
-        };
-        Ok(Seed { path, format: None })
-    }
-
-    /// The connector to receivers there. For another host, the connection of ssh is opened.
-    pub(super) fn connector(&self, options: &[String], context: &Context) -> Result<Arc<dyn Connector>, Error> {
-        let Some(host) = &self.host else {
-            return Ok(Arc::new(LocalConnector::new(receive_tools(context))));
-        };
-        let tools: Arc<dyn StreamTools> = Arc::new(host.connect(options, context)?);
-        let clock = Arc::clone(context.clock());
-        Ok(Arc::new(ProgramConnector::new(tools, "holdfast".to_owned(), clock)))
-    }
-}
-
-impl std::fmt::Display for CopyTarget {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(host) = &self.host {
-            write!(formatter, "{SCHEME}{host}")?;
-        }
-        write!(formatter, "{}", self.path.display())
-    }
-}
-
 /// What a receiver needs of this host.
 pub(super) fn receive_tools(context: &Context) -> ReceiveTools {
     ReceiveTools {
@@ -258,30 +174,7 @@ mod tests {
     use std::ffi::OsStr;
     use std::path::Path;
 
-    use super::{CopyTarget, MoveRoute, MoveTarget, socket_address};
-
-    #[test]
-    fn a_target_is_a_path_here_or_on_a_host() {
-        let far = CopyTarget::parse(OsStr::new("ssh://root@backup:2222/srv/web 1.raw")).unwrap();
-        let host = |target: &CopyTarget| target.host.as_ref().map(|host| (host.name.clone(), host.port));
-        assert_eq!(host(&far), Some(("root@backup".to_owned(), Some(2222))));
-        assert_eq!(far.path, Path::new("/srv/web 1.raw"));
-        assert_eq!(far.to_string(), "ssh://root@backup:2222/srv/web 1.raw");
-        let far = CopyTarget::parse(OsStr::new("ssh://[fe80::1]/srv/a")).unwrap();
-        assert_eq!(host(&far), Some(("[fe80::1]".to_owned(), None)));
-        let here = CopyTarget::parse(OsStr::new("/tmp/web1.raw")).unwrap();
-        assert_eq!((host(&here), here.path.as_path()), (None, Path::new("/tmp/web1.raw")));
-        for wrong in [
-            "ssh://host",
-            "ssh:///srv/a",
-            "ssh://host/",
-            "ssh://-oProxy/a",
-            "ssh://host:x/a",
-            "/tmp/..",
-        ] {
-            CopyTarget::parse(OsStr::new(wrong)).unwrap_err();
-        }
-    }
+    use super::{MoveRoute, MoveTarget, socket_address};
 
     #[test]
     fn a_machine_moves_to_a_host_and_maybe_a_folder() {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use holdfast_live_copy::{FreezeCommands, serve_freeze_commands};
 
-use super::live_copy::advice::copy_error;
+use super::copy_advice::copy_error;
 use crate::args::Example;
 use crate::commands::verb::Verb;
 use crate::context::Context;

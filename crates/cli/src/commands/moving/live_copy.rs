@@ -1,6 +1,5 @@
 //! `holdfast live-copy`: copies a disk while it is used.
 
-pub(super) mod advice;
 pub(super) mod events;
 mod of_export;
 mod of_machine;
@@ -24,7 +23,9 @@ use holdfast_live_copy::{
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
-use super::far::{CopyTarget, program};
+use super::copy_advice::copy_error;
+use super::copy_target::{CopyTarget, ExportAddress};
+use super::far::program;
 use crate::args::{Example, parse_format};
 use crate::commands::images::container::freeze_args::{FreezeArgs, warn_of_freeze};
 use crate::commands::images::container::now_s;
@@ -33,9 +34,7 @@ use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::exit::Exit;
 use crate::machines::runs::note_places;
-use advice::copy_error;
 use events::{RoundDisplay, ShownEvents};
-use of_export::export_of;
 use of_machine::{MachineSourceArgs, machine_of};
 use report::{CopiedFrom, LiveCopied, LiveCopyPlanned};
 
@@ -53,8 +52,9 @@ pub(crate) struct LiveCopyArgs {
     /// --snapshot a snapshot of a repository (ID, MACHINE, MACHINE@TIME), with :DISK one of its disks
     #[arg(value_name = "SOURCE")]
     source: OsString,
-    /// A new raw file or a block device, on this host or on another one that has holdfast
-    #[arg(value_name = "PATH|ssh://[USER@]HOST/PATH")]
+    /// A new file or a block device, on this host or on another one that has holdfast; or an export (nbd://HOST/EXPORT,
+    /// nbd+unix:///EXPORT?socket=PATH)
+    #[arg(value_name = "PATH|ssh://[USER@]HOST/PATH|nbd://HOST/EXPORT")]
     target: OsString,
     /// Copy a disk of a snapshot of a repository
     #[arg(long)]
@@ -62,6 +62,9 @@ pub(crate) struct LiveCopyArgs {
     /// The format of the source (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels), instead of detecting it
     #[arg(long, value_name = "FORMAT", value_parser = parse_format)]
     format: Option<Format>,
+    /// The format of a new file (raw, qcow2, vdi, vhd, vhdx, vmdk, parallels) [default: by its name]
+    #[arg(long = "to", value_name = "FORMAT", value_parser = parse_format)]
+    target_format: Option<Format>,
     #[command(flatten)]
     freezing: FreezingArgs,
     #[command(flatten)]
@@ -87,7 +90,7 @@ pub(crate) struct LiveCopyArgs {
 /// What happens to what exists at the target.
 #[derive(Debug, clap::Args)]
 struct ExistingArgs {
-    /// Replace a file that exists, when the copy is complete; overwrite a block device
+    /// Replace a file that exists, when the copy is complete; overwrite a block device or an export
     #[arg(long)]
     force: bool,
     /// Delete an interrupted copy to the same target instead of continuing it
@@ -126,6 +129,10 @@ impl Verb for LiveCopyArgs {
             line: "holdfast live-copy web1.qcow2 ssh://root@backup/srv/copies/web1.raw --seed /srv/copies/web1.raw --force",
         },
         Example {
+            wish: "Copy it to an export of an NBD server, which is overwritten",
+            line: "holdfast live-copy web1.qcow2 nbd://storage:10809/web1 --force",
+        },
+        Example {
             wish: "Copy a container that is used, as it is now",
             line: "holdfast live-copy /srv/web1 ssh://root@backup/srv/copies/web1.raw",
         },
@@ -148,7 +155,7 @@ impl Verb for LiveCopyArgs {
     ];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        let target = CopyTarget::parse(&self.target)?;
+        let target = CopyTarget::parse(&self.target, self.target_format)?;
         let machine = if self.snapshot { None } else { machine_of(&self.source) };
         if let Some(word) = machine {
             return self.copy_machine(word, &target, context);
@@ -165,8 +172,8 @@ impl Verb for LiveCopyArgs {
         if self.snapshot {
             return self.copy_snapshot(&target, context);
         }
-        if let Some(address) = export_of(&self.source) {
-            return self.copy_export(address, &target, context);
+        if let Some(export) = ExportAddress::of(&self.source)? {
+            return self.copy_export(&export, &target, context);
         }
         let source = Path::new(&self.source);
         let path = source.canonicalize().map_err(|error| Error::File {
@@ -174,7 +181,8 @@ impl Verb for LiveCopyArgs {
             path: source.to_owned(),
             source: error,
         })?;
-        if target.host.is_none() && target.path.canonicalize().is_ok_and(|found| found == path) {
+        let target_path = target.local_path().and_then(|target| target.canonicalize().ok());
+        if target_path.is_some_and(|found| found == path) {
             return Err(Error::usage("the target is the source", "name another file"));
         }
         match (&self.freezing.freeze_command, &self.freezing.thaw_command) {
@@ -234,6 +242,7 @@ impl LiveCopyArgs {
                 dry_run: true,
                 source: path.display().to_string(),
                 target: target.to_string(),
+                format: target.format.name(),
                 size_bytes: state.chain.size_bytes,
                 data_bytes: None,
                 consistency: None,
@@ -277,6 +286,7 @@ impl LiveCopyArgs {
                 dry_run: true,
                 source: name.shown.clone(),
                 target: target.to_string(),
+                format: target.format.name(),
                 size_bytes: layout_of(source.device(), PriorContent::of_seed(self.seed.as_ref()))?.size_bytes(),
                 data_bytes: Some(data_bytes(source.device())?),
                 consistency: Some(source.consistency().word()),
@@ -312,7 +322,7 @@ impl LiveCopyArgs {
             layout,
             connector: target.connector(&self.ssh_option, context)?,
             receive: ReceiveRequest {
-                target: target.path.clone(),
+                target: target.path(),
                 size_bytes: layout.size_bytes(),
                 expected_bytes: data_bytes(source.device())?,
                 existing: if self.existing.force {
@@ -326,7 +336,7 @@ impl LiveCopyArgs {
                     InterruptedCopy::Continue
                 },
                 seed,
-                format: None,
+                format: (target.format != Format::Raw).then(|| target.format.name().to_owned()),
             },
             session: session(prepared.identity, target),
             disk: DiskId([0; 16]),
@@ -409,7 +419,7 @@ fn data_bytes(device: &dyn BlockDevice) -> Result<u64, Error> {
 /// The same for each attempt to copy this disk to this target.
 fn session(identity: &[&[u8]], target: &CopyTarget) -> SessionId {
     let host = std::fs::read("/etc/machine-id").unwrap_or_default();
-    let target = target.to_string();
+    let target = target.identity();
     let facts = [&[&host[..]], identity, &[target.as_bytes()]].concat();
     session_of(&facts)
 }

@@ -25,8 +25,8 @@ use holdfast_migration::{
 use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
 
+use super::copy_advice::copy_error;
 use super::far::{MoveRoute, MoveTarget, program};
-use super::live_copy::advice::copy_error;
 use super::live_copy::events::{round_text, warning_text};
 use super::live_copy::parse_time;
 use crate::args::{Example, SharedOptions};

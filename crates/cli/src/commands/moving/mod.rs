@@ -1,5 +1,7 @@
 //! Verbs that copy and move what is in use.
 
+mod copy_advice;
+mod copy_target;
 mod far;
 mod freeze_commands;
 mod live_copy;

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use holdfast_live_copy::{ByteStream, RECEIVE_COMMAND, ReceiveOutcome, StreamCloser, TargetScope, serve_receiver};
 
+use super::copy_advice::copy_error;
 use super::far::receive_tools;
-use super::live_copy::advice::copy_error;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;

@@ -50,7 +50,7 @@ pub(super) fn image_advice(error: &ImageError) -> Advice {
         ImageError::UnknownExtension { .. } => advice(
             Exit::Usage,
             Kind::Usage,
-            "correct the name, or state the format (--format FORMAT; --to FORMAT for image convert)",
+            "correct the name, or state the format (--format FORMAT; --to FORMAT for image convert and live-copy)",
         ),
         ImageError::OtherFormat { .. } => {
             advice(Exit::Error, Kind::Refused, "omit --format, or state the actual format")

@@ -9,8 +9,8 @@ use holdfast_host::{Description, DiskChoice, DiskSource, MachineDisk, MachineSta
 use holdfast_live_copy::{LiveCopyReport, LiveSource as _, MachineFreezer, SourceConsistency, TrackedSource};
 use holdfast_repo::SystemProcesses;
 
-use super::super::far::CopyTarget;
-use super::advice::copy_error;
+use super::super::copy_advice::copy_error;
+use super::super::copy_target::CopyTarget;
 use super::events::RoundDisplay;
 use super::report::{CopiedFrom, LiveCopied, LiveCopyPlanned};
 use super::{GUARD_TIME, LiveCopyArgs, PreparedCopy};
@@ -89,6 +89,7 @@ impl LiveCopyArgs {
                 dry_run: true,
                 source: format!("{}:{}", found.machine.name(), disk.target),
                 target: target.to_string(),
+                format: target.format.name(),
                 size_bytes: found.machine.size_of(&disk).unwrap_or_default(),
                 data_bytes: None,
                 consistency: None,

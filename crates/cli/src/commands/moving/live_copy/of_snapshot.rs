@@ -3,7 +3,7 @@
 use holdfast_engine::{SnapshotName, open_snapshot_disk};
 use holdfast_live_copy::StillSource;
 
-use super::super::far::CopyTarget;
+use super::super::copy_target::CopyTarget;
 use super::report::CopiedFrom;
 use super::{LiveCopyArgs, NamedSource};
 use crate::context::Context;

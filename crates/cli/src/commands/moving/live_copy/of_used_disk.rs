@@ -10,7 +10,7 @@ use holdfast_host::LineProcess;
 use holdfast_image::Format;
 use holdfast_live_copy::{CommandFreezer, ComparedSource, PriorContent};
 
-use super::super::far::CopyTarget;
+use super::super::copy_target::CopyTarget;
 use super::report::CopiedFrom;
 use super::{FROZEN_MAX_DEFAULT, GUARD_TIME, LiveCopyArgs, NamedSource, layout_of};
 use crate::context::Context;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_live_copy::{Forecast, LiveCopyReport, SourceConsistency};
 use serde::Serialize;
 
-use super::super::far::CopyTarget;
+use super::super::copy_target::CopyTarget;
 use crate::output::{Column, Page, Report, Table};
 use crate::units;
 
@@ -33,6 +33,7 @@ pub(super) struct LiveCopied {
     from: CopiedFrom,
     source: String,
     target: String,
+    format: &'static str,
     size_bytes: u64,
     /// Bytes over the connection.
     sent_bytes: u64,
@@ -111,6 +112,7 @@ impl LiveCopied {
             from,
             source: source.to_owned(),
             target: target.to_string(),
+            format: target.format.name(),
             size_bytes: report.size_bytes,
             sent_bytes: report.sent_bytes,
             zero_bytes: report.zero_bytes,
@@ -190,6 +192,7 @@ pub(super) struct LiveCopyPlanned {
     pub(super) dry_run: bool,
     pub(super) source: String,
     pub(super) target: String,
+    pub(super) format: &'static str,
     pub(super) size_bytes: u64,
     /// None for a container.
     pub(super) data_bytes: Option<u64>,
@@ -207,9 +210,10 @@ impl Report for LiveCopyPlanned {
             .data_bytes
             .map(|bytes| format!(", {} of data", units::bytes(bytes)));
         page.line(&format!(
-            "would copy {} to {}: {} disk{}",
+            "would copy {} to {}  {}: {} disk{}",
             self.source,
             self.target,
+            self.format,
             units::bytes(self.size_bytes),
             data.unwrap_or_default()
         ));
