@@ -1,5 +1,8 @@
 //! `live-copy`: images at rest, file systems in use that commands freeze, and another host by a real sshd.
 
+mod exports;
+mod images;
+
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -234,6 +237,16 @@ fn write_numbers(path: &Path, is_stopped: &AtomicBool, written: &AtomicU64) {
 #[expect(clippy::print_stdout, reason = "a test that is skipped says why")]
 fn skipped(reason: &str) {
     println!("skipped: {reason}");
+}
+
+/// Fills a file system with one more file until so many bytes are free. Returns that file.
+fn fill_but(point: &Path, free_bytes: u64) -> PathBuf {
+    let free = system("stat", &["--file-system", "--format", "%f %S", point.to_str().unwrap()]).unwrap();
+    let numbers: Vec<u64> = free.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let ballast = point.join(format!("ballast-{free_bytes}"));
+    let length = (numbers[0] * numbers[1] - free_bytes).to_string();
+    system("fallocate", &["--length", &length, ballast.to_str().unwrap()]).unwrap();
+    ballast
 }
 
 /// Mounts a copy, and returns how many numbers of the writer are in it, one after another.

@@ -11,6 +11,7 @@ mod interrupts;
 mod live_copies;
 mod machines;
 mod migrations;
+mod nbdkit;
 mod packaging;
 mod parsers;
 mod program;

@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use holdfast_block::Clock as _;
 use holdfast_host::qemu::runs_in;
+use holdfast_test_kit::file_systems::system;
 use holdfast_test_kit::qemu::{Image, QemuLab, QemuSetup};
 use serde_json::Value;
 
 use super::World;
+use crate::host::text;
+use crate::qemu_nbd::QemuNbd;
 use crate::rig::Rig;
 use crate::schedules::wait_until;
 use crate::writing_guest::{GuestConsole, assert_one_moment, guest_file};
@@ -92,6 +95,34 @@ fn a_disk_is_copied_as_of_one_moment_while_the_guest_writes() {
         machine.console.wait_for_more(20);
         machine.console.assert_no_mismatch();
     }
+}
+
+#[test]
+fn a_disk_that_a_guest_writes_is_copied_to_an_image_and_to_an_export() {
+    let machine = WritingMachine::new("qcow2");
+    let rig = &machine.rig;
+    let copy = |target: &str| rig.report(&["live-copy", &machine.source, target, "--force", "--max-frozen", "20s"]);
+    let first = machine.console.wait_for_more(5).number;
+    let done = copy("copy.qcow2");
+    assert_eq!(done["format"], "qcow2");
+    let image = rig.path("copy.qcow2");
+    system("qemu-img", &["check", "-f", "qcow2", text(&image)]).unwrap();
+    let raw = rig.path("image.raw");
+    system("qemu-img", &["convert", "-O", "raw", text(&image), text(&raw)]).unwrap();
+    let copied = assert_one_moment(&rig.read("image.raw"));
+    assert!(copied >= first, "{copied}: written before the copy began: {first}");
+
+    let (target, socket) = (rig.path("target.raw"), rig.path("nbd"));
+    std::fs::File::create(&target)
+        .unwrap()
+        .set_len(done["size_bytes"].as_u64().unwrap())
+        .unwrap();
+    let server = QemuNbd::serve(&target, &socket, &["-f", "raw", "--shared", "8"]);
+    copy(&format!("nbd+unix:///?socket={}", socket.display()));
+    drop(server);
+    assert!(assert_one_moment(&rig.read("target.raw")) > copied);
+    machine.console.wait_for_more(20);
+    machine.console.assert_no_mismatch();
 }
 
 /// The watchdog removes what a killed copy has left in QEMU, and the next copy continues.
