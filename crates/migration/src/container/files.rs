@@ -75,6 +75,7 @@ impl FileCopy<'_> {
             expected_bytes: 0,
             existing: ExistingTarget::Replace,
             interrupted,
+            format: None,
             seed: self.seed.as_ref().map(|path| Seed {
                 path: path.clone(),
                 format: Some("raw".to_owned()),

@@ -17,8 +17,8 @@ use holdfast_migration::{
 use holdfast_repo::key::SystemRandomness;
 use holdfast_repo::{Processes as _, SystemProcesses};
 
+use super::super::copy_advice::copy_error;
 use super::super::far::{MoveRoute, MoveTarget, program};
-use super::super::live_copy::advice::copy_error;
 use super::super::live_copy::events::warning_text;
 use super::super::receive_container::{arrival_tools, mount_arrived};
 use super::container_report::{ContainerMigrated, ContainerMigrationPlanned};
