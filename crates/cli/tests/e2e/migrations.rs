@@ -40,7 +40,9 @@ pub(crate) fn reports() -> Vec<Value> {
     };
     assert_eq!(stopped_us("there_max_us"), repeated["moves"][0]["stopped_us"]);
     assert_eq!(stopped_us("back_average_us"), repeated["moves"][1]["stopped_us"]);
-    vec![plan, repeated, hosts.moved(&["--max-frozen", "20s"])]
+    let mut reports = vec![plan, repeated, hosts.moved(&["--max-frozen", "20s"])];
+    reports.extend(containers::reports());
+    reports
 }
 
 #[test]

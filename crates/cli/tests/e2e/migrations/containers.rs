@@ -154,6 +154,20 @@ fn folder(point: &MountPoint) -> PathBuf {
     point.path(".").canonicalize().unwrap()
 }
 
+/// Reports of `migrate` of a container.
+pub(super) fn reports() -> Vec<Value> {
+    let rig = Rig::new();
+    let Some(hosts) = Hosts::new(&rig) else {
+        return Vec::new();
+    };
+    let point = folder(&hosts.there);
+    let stop = hosts.service("stop", &hosts.container.point);
+    let words = ["--stop-command", &stop, "--mount-on", text(&point)];
+    ["--dry-run", "--quiet"]
+        .map(|option| hosts.moved(&hosts.words(&[&words, &[option][..]].concat())))
+        .into()
+}
+
 #[test]
 fn a_container_in_use_moves_with_its_service_and_back() {
     let rig = Rig::new();
