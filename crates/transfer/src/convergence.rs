@@ -13,6 +13,8 @@
 
 use std::time::Duration;
 
+use crate::traffic::{Bandwidth, FrameBytes, LinkTraffic, WireShare, bytes_per_s};
+
 /// Number of rounds after which the rule does not continue without a change.
 const ROUND_COUNT_MAX: u32 = 10;
 /// Number of rounds without shrinking after which it does not.
@@ -67,6 +69,8 @@ pub struct RoundMeasurement {
     pub sync: Duration,
     /// The longest of the last times that the tracker needed to take marks.
     pub take: Duration,
+    /// What the connections have carried since the start of the copy.
+    pub traffic: LinkTraffic,
 }
 
 /// The prediction after a round, with its parts.
@@ -76,7 +80,7 @@ pub struct Forecast {
     pub round: u32,
     /// What was measured.
     pub measured: RoundMeasurement,
-    /// Bytes per second of the last rounds.
+    /// Bytes per second that the connection carries, after compression.
     pub bandwidth_bytes_per_s: u64,
     /// Time to send what is dirty.
     pub send: Duration,
@@ -119,7 +123,14 @@ pub(crate) struct ConvergenceRule {
     last_bytes: Option<u64>,
     resent_bytes: u64,
     is_throttled: bool,
-    bandwidth_bytes_per_s: u64,
+    bandwidth: Bandwidth,
+    /// The traffic that is in the bandwidth.
+    counted: LinkTraffic,
+    /// The frames that are in the shares.
+    compressed: FrameBytes,
+    /// What compression left of the data of the last rounds, and the larger of the last two: what is predicted.
+    last_share: WireShare,
+    share: WireShare,
     /// Dirty bytes after the rounds since the rule looks for a minimum.
     candidates: Vec<u64>,
     /// Time that broken promises took longer than predicted.
@@ -137,7 +148,11 @@ impl ConvergenceRule {
             last_bytes: None,
             resent_bytes: 0,
             is_throttled: false,
-            bandwidth_bytes_per_s: 0,
+            bandwidth: Bandwidth::Unknown,
+            counted: LinkTraffic::default(),
+            compressed: FrameBytes::default(),
+            last_share: WireShare::WHOLE,
+            share: WireShare::WHOLE,
             candidates: Vec::new(),
             overrun: Duration::ZERO,
         }
@@ -150,6 +165,10 @@ impl ConvergenceRule {
     /// Records the first pass, which gives the bandwidth, and predicts.
     pub(crate) fn first_pass(&mut self, measured: RoundMeasurement) -> Forecast {
         self.measure_bandwidth(&measured);
+        // What the guest writes may be of another kind than the rest of its disk: only rounds say how it compresses.
+        self.compressed = measured.traffic.written;
+        self.last_share = WireShare::WHOLE;
+        self.share = WireShare::WHOLE;
         self.last_bytes = None;
         let decision = self.decide(&measured, Shrinking::Unknown);
         self.forecast(measured, decision)
@@ -193,9 +212,9 @@ impl ConvergenceRule {
         self.last_bytes = None;
     }
 
-    /// The bytes that the link carries in `time`.
+    /// The bytes that the link carries in `time`, without compression.
     pub(crate) fn bytes_in(&self, time: Duration) -> u64 {
-        let bytes = u128::from(self.bandwidth_bytes_per_s) * time.as_nanos() / 1_000_000_000;
+        let bytes = u128::from(self.bandwidth.bytes_per_s()) * time.as_nanos() / 1_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
@@ -214,7 +233,7 @@ impl ConvergenceRule {
             self.tried_count = 0;
             self.stalled_count = 0;
             self.resent_bytes = 0;
-            let dirty_bytes_per_s_max = (self.bandwidth_bytes_per_s / 2).max(1);
+            let dirty_bytes_per_s_max = (self.share.plain_bytes(self.bandwidth.bytes_per_s()) / 2).max(1);
             return RoundDecision::Throttle { dirty_bytes_per_s_max };
         }
         match self.options.unconverged {
@@ -240,7 +259,7 @@ impl ConvergenceRule {
         Forecast {
             round: self.round,
             measured,
-            bandwidth_bytes_per_s: self.bandwidth_bytes_per_s,
+            bandwidth_bytes_per_s: self.bandwidth.bytes_per_s(),
             send: self.send_time(measured.dirty_bytes),
             frozen: self.predict(&measured),
             frozen_max: self.options.frozen_max,
@@ -248,21 +267,30 @@ impl ConvergenceRule {
         }
     }
 
-    /// Half of the weight belongs to the new value. Rounds of few bytes measure the latency, and do not count.
-    fn measure_bandwidth(&mut self, measured: &RoundMeasurement) {
+    /// Learns from what the connections have carried since the last call: their bandwidth, where half of the weight belongs
+    /// to the new value, and how the data compresses.
+    pub(crate) fn measure_bandwidth(&mut self, measured: &RoundMeasurement) {
         const COUNTING_BYTES_MIN: u64 = 64 << 10;
-        let nanos = measured.took.as_nanos().max(1);
-        let rate = u128::from(measured.sent_bytes) * 1_000_000_000 / nanos;
-        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
-        if self.bandwidth_bytes_per_s == 0 {
-            self.bandwidth_bytes_per_s = rate;
-        } else if measured.sent_bytes >= COUNTING_BYTES_MIN {
-            self.bandwidth_bytes_per_s = self.bandwidth_bytes_per_s / 2 + rate / 2;
+        let traffic = measured.traffic.since(&self.counted);
+        if traffic.applied_bytes >= COUNTING_BYTES_MIN {
+            let wire_bytes = WireShare::of(traffic.written).wire_bytes(traffic.applied_bytes);
+            self.bandwidth = self.bandwidth.measured(bytes_per_s(wire_bytes, traffic.applied_in));
+            self.counted = measured.traffic;
+        } else if measured.sent_bytes >= COUNTING_BYTES_MIN || self.bandwidth == Bandwidth::Unknown {
+            self.bandwidth = self.bandwidth.guessed(bytes_per_s(measured.sent_bytes, measured.took));
+        }
+        let written = measured.traffic.written.since(self.compressed);
+        if written.plain_bytes >= COUNTING_BYTES_MIN {
+            let share = WireShare::of(written);
+            self.share = share.max(self.last_share);
+            self.last_share = share;
+            self.compressed = measured.traffic.written;
         }
     }
 
     fn send_time(&self, bytes: u64) -> Duration {
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bandwidth_bytes_per_s.max(1));
+        let wire_bytes = self.share.wire_bytes(bytes);
+        let nanos = u128::from(wire_bytes) * 1_000_000_000 / u128::from(self.bandwidth.bytes_per_s().max(1));
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 }
@@ -279,7 +307,10 @@ enum Shrinking {
 mod tests {
     use std::time::Duration;
 
-    use super::{ConvergenceOptions, ConvergenceRule, RoundDecision, RoundMeasurement, ThrottlePolicy, Unconverged};
+    use super::{
+        ConvergenceOptions, ConvergenceRule, Forecast, RoundDecision, RoundMeasurement, ThrottlePolicy, Unconverged,
+    };
+    use crate::traffic::{FrameBytes, LinkTraffic};
 
     const MIB: u64 = 1 << 20;
 
@@ -302,7 +333,59 @@ mod tests {
             round_trip: Duration::from_millis(1),
             sync: Duration::from_millis(5),
             take: Duration::from_millis(3),
+            traffic: LinkTraffic::default(),
         }
+    }
+
+    /// The same, over a link that carries 10 MiB/s after compression to `wire` MiB.
+    fn compressed(before: &RoundMeasurement, sent: u64, wire: u64, dirty: u64) -> RoundMeasurement {
+        let mut traffic = before.traffic;
+        traffic.add_applied(sent * MIB, Duration::from_millis(wire * 100));
+        traffic.add_written(FrameBytes {
+            plain_bytes: sent * MIB,
+            wire_bytes: wire * MIB,
+        });
+        RoundMeasurement {
+            traffic,
+            ..measured(sent, dirty)
+        }
+    }
+
+    /// A disk that compresses well, and a guest that writes what does not: the prediction is that without compression, and
+    /// becomes better only when rounds have shown how the guest's data compresses.
+    #[test]
+    fn data_of_the_first_pass_says_nothing_about_how_the_rounds_compress() {
+        let send = |forecast: Forecast| forecast.send.as_millis();
+        let mut rule = rule(ThrottlePolicy::Never, Unconverged::GiveUp);
+        let first = compressed(&measured(0, 0), 1000, 250, 10);
+        let forecast = rule.first_pass(first);
+        assert_eq!(forecast.bandwidth_bytes_per_s, 10 * MIB);
+        assert_eq!(send(forecast), 1000);
+        let second = compressed(&first, 10, 10, 5);
+        assert_eq!(send(rule.round(second)), 500);
+        let third = compressed(&second, 8, 2, 4);
+        assert_eq!(send(rule.round(third)), 400, "the worse of two rounds counts");
+        let fourth = compressed(&third, 8, 2, 4);
+        assert_eq!(send(rule.round(fourth)), 100);
+        let fifth = compressed(&fourth, 4, 4, 1);
+        assert_eq!(send(rule.round(fifth)), 100);
+    }
+
+    /// Frames were read in 1 ms, and the receiver had them after a second.
+    #[test]
+    fn the_bandwidth_is_that_of_the_receiver_and_not_of_the_reads() {
+        let mut rule = rule(ThrottlePolicy::Never, Unconverged::GiveUp);
+        let queued = measured(8, 8);
+        let guessed = rule.first_pass(queued);
+        assert_eq!(guessed.bandwidth_bytes_per_s, 100 * MIB);
+        let applied = compressed(&queued, 8, 8, 8);
+        assert_eq!(rule.round(applied).bandwidth_bytes_per_s, 10 * MIB);
+        // Nothing more was applied yet.
+        let queued = RoundMeasurement {
+            traffic: applied.traffic,
+            ..queued
+        };
+        assert_eq!(rule.round(queued).bandwidth_bytes_per_s, 10 * MIB);
     }
 
     #[test]

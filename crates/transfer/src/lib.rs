@@ -17,6 +17,7 @@ mod journal;
 mod layout;
 mod receiver;
 mod sender;
+mod traffic;
 mod wire;
 
 pub use convergence::{ConvergenceOptions, Forecast, RoundDecision, RoundMeasurement, ThrottlePolicy, Unconverged};
@@ -32,6 +33,7 @@ pub use sender::{
     CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, Sender, SenderAction,
     SenderEvent, SenderOptions, SenderState, SenderWarning, TrackerCheck,
 };
+pub use traffic::{FrameBytes, LinkTraffic};
 pub use wire::{
     Accept, Barrier, Capabilities, DiskId, ErrorCode, FRAME_OVERHEAD_BYTES, Frame, FrameDecoder, HeldUnits, Hello,
     LastPass, Message, Offer, Ownership, PAYLOAD_BYTES_MAX, PROTOCOL_VERSION, PeerError, RangeContent, RangeFrame,

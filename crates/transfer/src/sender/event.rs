@@ -7,6 +7,7 @@ use holdfast_block::DirtyBitmap;
 
 use crate::convergence::{ConvergenceOptions, Forecast};
 use crate::layout::UnitLayout;
+use crate::traffic::FrameBytes;
 use crate::wire::{Capabilities, DiskId, Frame, PeerError, RangeContent, ReceiverId, ReceiverTimes, SessionId};
 
 /// When the guest is frozen.
@@ -90,6 +91,9 @@ pub enum SenderEvent {
     Disconnected,
     /// A frame of the present connection arrived.
     Received(Frame),
+    /// Frames with data of the present connection are about to be written, some of them compressed. The caller may leave
+    /// this out if it compresses none.
+    Written(FrameBytes),
     /// The tracker records all writes from now on.
     TrackerStarted,
     /// The marks that were taken, of the granularity and size of the options.

@@ -73,7 +73,9 @@ impl Sender {
             (Message::Sealed { number }, _) => self.sealed(number, now),
             (Message::Committed { seal }, Phase::Committing) => self.committed(seal, now),
             (Message::Credit { bytes }, _) => {
-                link.credit_bytes = link.credit_bytes.saturating_add(bytes).min(link.window_bytes);
+                if let Some(took) = link.credited(bytes, now) {
+                    self.traffic.add_applied(bytes, took);
+                }
             }
             (Message::Times(times), _) => self.freeze.report.receiver = times,
             (Message::Pong { number }, _) => link.pong(number, now),

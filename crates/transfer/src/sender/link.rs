@@ -25,6 +25,8 @@ pub(super) struct SenderLink {
     /// Bytes that may still be sent.
     pub(super) credit_bytes: u64,
     pub(super) window_bytes: u64,
+    /// When the last credit came, if more is under way.
+    credited: Option<Duration>,
     /// The synchronization that the receiver has not confirmed, of those of this connection.
     pub(super) sync: Option<u64>,
     heard: Duration,
@@ -54,6 +56,7 @@ impl SenderLink {
             has_open_pass: false,
             credit_bytes: 0,
             window_bytes: 0,
+            credited: None,
             sync: None,
             heard: now,
             pinged: now,
@@ -105,6 +108,14 @@ impl SenderLink {
         self.has_open_pass = true;
         frames.push(self.frame(stream, Message::Range(frame)));
         frames
+    }
+
+    /// The receiver has applied frames. Returns how long that took since it had applied others.
+    pub(super) fn credited(&mut self, bytes: u64, now: Duration) -> Option<Duration> {
+        self.credit_bytes = self.credit_bytes.saturating_add(bytes).min(self.window_bytes);
+        let more = (self.credit_bytes < self.window_bytes).then_some(now);
+        let last = std::mem::replace(&mut self.credited, more);
+        last.map(|last| now.saturating_sub(last))
     }
 
     pub(super) fn pass(&self) -> u32 {

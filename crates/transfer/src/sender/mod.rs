@@ -27,7 +27,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::convergence::ConvergenceRule;
-use crate::wire::Message;
+use crate::traffic::LinkTraffic;
+use crate::wire::{Capabilities, Message};
 pub use event::{
     CopyPurpose, FirstPassTakes, FreezeTrigger, HandoverNote, HandoverReport, Outcome, SenderAction, SenderEvent,
     SenderOptions, SenderState, SenderWarning, TrackerCheck,
@@ -147,6 +148,7 @@ pub struct Sender {
     /// The request to the tracker whose answer is awaited. Answers to earlier ones do not advance the copy.
     query: u64,
     retry_count: u32,
+    traffic: LinkTraffic,
     /// The longest of the last synchronizations.
     sync_time: Duration,
     /// The longest of the last times that the tracker needed to take marks.
@@ -190,6 +192,7 @@ impl Sender {
             taking_count: 0,
             query: 0,
             retry_count: 0,
+            traffic: LinkTraffic::default(),
             sync_time: Duration::ZERO,
             take_time: Duration::ZERO,
             now: Duration::ZERO,
@@ -255,6 +258,14 @@ impl Sender {
         }
     }
 
+    /// What both sides of the present connection can do; nothing before they have greeted each other. With
+    /// [`COMPRESSION`](Capabilities::COMPRESSION), the caller may send frames with data compressed.
+    pub fn common_capabilities(&self) -> Capabilities {
+        self.link
+            .as_ref()
+            .map_or(Capabilities::default(), |link| link.capabilities)
+    }
+
     /// Handles an event. `now` is the time since any fixed point.
     pub fn handle(&mut self, event: SenderEvent, now: Duration) {
         if self.is_over() {
@@ -265,6 +276,7 @@ impl Sender {
             SenderEvent::Connected { connection } => self.connected(connection, now),
             SenderEvent::Disconnected => self.disconnected(),
             SenderEvent::Received(frame) => self.received(frame, now),
+            SenderEvent::Written(written) => self.traffic.add_written(written),
             SenderEvent::TrackerStarted => self.tracker_started(),
             SenderEvent::DirtyTaken { query, marks, took } => {
                 self.take_time = took.max(self.take_time / 2);

@@ -296,6 +296,7 @@ impl Sender {
             round_trip: self.link.as_ref().map_or(Duration::ZERO, |link| link.round_trip),
             sync: self.sync_time,
             take: self.take_time,
+            traffic: self.traffic,
         }
     }
 
@@ -336,6 +337,7 @@ impl Sender {
     }
 
     fn arm_if_ready(&mut self, measured: &RoundMeasurement) {
+        self.rule.measure_bandwidth(measured);
         let predicted = self.rule.predict(measured);
         let is_ready = predicted <= self.options.convergence.frozen_max || self.freeze.limit == FreezeLimit::Waived;
         if is_ready {
