@@ -11,8 +11,8 @@ use holdfast_block::{BlockDeviceMut, Clock, error_text, to_usize};
 use holdfast_image::Continue;
 use holdfast_repo::key::Randomness;
 use holdfast_transfer::{
-    Capabilities, Digest, ErrorCode, LinkId, Message, RangeContent, Receiver, ReceiverAction, ReceiverEvent,
-    ReceiverId, ReceiverOptions, ReceiverState,
+    Capabilities, Digest, ErrorCode, LinkId, Message, RangeContent, RangeDecompressor, Receiver, ReceiverAction,
+    ReceiverEvent, ReceiverId, ReceiverOptions, ReceiverState,
 };
 
 use crate::error::{Error, Result};
@@ -273,20 +273,22 @@ fn drive(
 
 /// Carries out operations until there are none left.
 fn work(queue: &Mutex<Inbox<ReceiverAction>>, target: &Target, arrivals: &Outbox<Arrival>) {
+    let mut decompressor = RangeDecompressor::default();
     loop {
         let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(action) = next else { return };
-        let event = carry_out(action, target).unwrap_or_else(|error| ReceiverEvent::OperationFailed {
-            failure: error.storage_failure(),
-            detail: error_text(&error),
-        });
+        let event =
+            carry_out(action, target, &mut decompressor).unwrap_or_else(|error| ReceiverEvent::OperationFailed {
+                failure: error.storage_failure(),
+                detail: error_text(&error),
+            });
         if arrivals.send(Arrival::Operation(event)).is_err() {
             return;
         }
     }
 }
 
-fn carry_out(action: ReceiverAction, target: &Target) -> Result<ReceiverEvent> {
+fn carry_out(action: ReceiverAction, target: &Target, decompressor: &mut RangeDecompressor) -> Result<ReceiverEvent> {
     let device: &dyn BlockDeviceMut = target.device();
     match action {
         ReceiverAction::Write {
@@ -314,6 +316,10 @@ fn carry_out(action: ReceiverAction, target: &Target) -> Result<ReceiverEvent> {
             let digest = Digest::of(&bytes);
             Ok(ReceiverEvent::UnitHashed { operation, digest })
         }
+        ReceiverAction::Decompress { operation, frame } => Ok(ReceiverEvent::Decompressed {
+            operation,
+            data: decompressor.decompress(&frame),
+        }),
         ReceiverAction::ExamineIdentity { operation } => Ok(ReceiverEvent::IdentityExamined {
             operation,
             identity: target.examine(),

@@ -3,7 +3,10 @@
 use holdfast_block::hostile::{Outcome, Parser};
 
 use crate::journal::JournalState;
-use crate::wire::{FrameDecoder, Message};
+use crate::wire::{
+    CompressedRange, FieldReader, FieldWriter, FrameDecoder, Message, RangeCompressor, RangeContent, RangeDecompressor,
+    RangeFrame,
+};
 
 /// Where the payload of a frame begins, and where the body of a journal entry begins, in bytes.
 const FRAME_HEADER_BYTES: usize = 16;
@@ -16,6 +19,10 @@ pub const PARSERS: &[Parser] = &[
         feed: transfer_frames,
     },
     Parser {
+        name: "transfer_compressed",
+        feed: transfer_compressed,
+    },
+    Parser {
         name: "transfer_journal",
         feed: transfer_journal,
     },
@@ -24,9 +31,13 @@ pub const PARSERS: &[Parser] = &[
 /// Valid bytes for each parser: its name, the name of the seed, bytes.
 pub fn seeds() -> Vec<(&'static str, &'static str, Vec<u8>)> {
     let session = include_bytes!("../tests/fixtures/session-v1.bin");
+    let compressed = include_bytes!("../tests/fixtures/compressed-v1.bin");
     let journal = include_bytes!("../tests/fixtures/journal-v1.bin");
     vec![
         ("transfer_frames", "session", session.to_vec()),
+        ("transfer_frames", "compressed", compressed.to_vec()),
+        ("transfer_compressed", "sectors", compressed_seed(&[7; 512].repeat(16))),
+        ("transfer_compressed", "zeroes", compressed_seed(&[0; 300_000])),
         ("transfer_journal", "journal", journal.to_vec()),
     ]
 }
@@ -70,6 +81,42 @@ pub fn transfer_frames(bytes: &[u8]) -> Outcome {
         assert_eq!(again.next_frame(), Ok(Some(frame)));
     }
     outcome
+}
+
+/// The payload of COMPRESSED for this data at the start of the disk.
+pub fn compressed_seed(data: &[u8]) -> Vec<u8> {
+    let frame = RangeFrame {
+        pass: 0,
+        range: 0..data.len() as u64,
+        content: RangeContent::Data(data.to_vec()),
+    };
+    let compressed = RangeCompressor::default().compress(&frame);
+    let mut payload = Vec::new();
+    compressed
+        .expect("seeds become smaller")
+        .encode(&mut FieldWriter(&mut payload));
+    payload
+}
+
+/// Decodes the payload of a COMPRESSED message, and its data. Compressing the data again does not change it.
+pub fn transfer_compressed(bytes: &[u8]) -> Outcome {
+    let Ok(frame) = CompressedRange::decode(&mut FieldReader::new(bytes, "COMPRESSED")) else {
+        return Outcome::Refused;
+    };
+    let mut decompressor = RangeDecompressor::default();
+    let Ok(data) = decompressor.decompress(&frame) else {
+        return Outcome::Refused;
+    };
+    let plain = RangeFrame {
+        pass: frame.pass,
+        range: frame.range.clone(),
+        content: RangeContent::Data(data.clone()),
+    };
+    if let Some(again) = RangeCompressor::default().compress(&plain) {
+        assert_eq!((again.pass, &again.range), (frame.pass, &frame.range));
+        assert_eq!(decompressor.decompress(&again), Ok(data));
+    }
+    Outcome::Decoded
 }
 
 /// Decodes the journal of a receiver.

@@ -35,8 +35,8 @@ pub use sender::{
 };
 pub use traffic::{FrameBytes, LinkTraffic};
 pub use wire::{
-    Accept, Barrier, Capabilities, DiskId, ErrorCode, FRAME_OVERHEAD_BYTES, Frame, FrameDecoder, HeldUnits, Hello,
-    LastPass, Message, Offer, Ownership, PAYLOAD_BYTES_MAX, PROTOCOL_VERSION, PeerError, RangeContent, RangeFrame,
-    ReceiverId, ReceiverTimes, RoundEnd, STREAM_COUNT_MAX, Seal, SessionId, UnitComparison, UnitHash, UnitVerdict,
-    VersionRange,
+    Accept, Barrier, Capabilities, CompressedRange, DiskId, ErrorCode, FRAME_OVERHEAD_BYTES, Frame, FrameDecoder,
+    HeldUnits, Hello, LastPass, Message, Offer, Ownership, PAYLOAD_BYTES_MAX, PROTOCOL_VERSION, PeerError,
+    RangeCompressor, RangeContent, RangeDecompressor, RangeFrame, ReceiverId, ReceiverTimes, RoundEnd,
+    STREAM_COUNT_MAX, Seal, SessionId, UnitComparison, UnitHash, UnitVerdict, VersionRange,
 };

@@ -11,12 +11,12 @@ use std::time::Duration;
 use holdfast_block::conformance::test_seed;
 use holdfast_block::{DirtyBitmap, SeededRandom, to_usize};
 use holdfast_transfer::{
-    Accept, Barrier, Capabilities, ConvergenceOptions, CopyPurpose, Digest, DiskId, ErrorCode, FileIdentity,
-    FirstPassTakes, Frame, FreezeTrigger, HeldUnits, Hello, LastPass, LinkId, Message, Offer, OperationId, Ownership,
-    PeerError, PriorContent, RangeContent, RangeFrame, Receiver, ReceiverAction, ReceiverEvent, ReceiverId,
-    ReceiverOptions, ReceiverState, ReceiverTimes, RoundEnd, Seal, Sender, SenderAction, SenderEvent, SenderOptions,
-    SessionId, ThrottlePolicy, TrackerCheck, Unconverged, UnitComparison, UnitHash, UnitLayout, UnitVerdict,
-    VersionRange,
+    Accept, Barrier, Capabilities, CompressedRange, ConvergenceOptions, CopyPurpose, Digest, DiskId, ErrorCode,
+    FileIdentity, FirstPassTakes, Frame, FreezeTrigger, HeldUnits, Hello, LastPass, LinkId, Message, Offer,
+    OperationId, Ownership, PeerError, PriorContent, RangeCompressor, RangeContent, RangeDecompressor, RangeFrame,
+    Receiver, ReceiverAction, ReceiverEvent, ReceiverId, ReceiverOptions, ReceiverState, ReceiverTimes, RoundEnd, Seal,
+    Sender, SenderAction, SenderEvent, SenderOptions, SessionId, ThrottlePolicy, TrackerCheck, Unconverged,
+    UnitComparison, UnitHash, UnitLayout, UnitVerdict, VersionRange,
 };
 
 const UNIT_BYTES: u64 = 4096;
@@ -46,9 +46,13 @@ fn offer() -> Message {
 }
 
 fn receiver() -> Receiver {
+    receiver_with(Capabilities::ALL)
+}
+
+fn receiver_with(capabilities: Capabilities) -> Receiver {
     let options = ReceiverOptions {
         receiver: ReceiverId(ID),
-        capabilities: Capabilities::ALL,
+        capabilities,
         window_bytes: 10 * UNIT_BYTES,
         stream_count_max: 2,
         disk_bytes_max: layout().size_bytes(),
@@ -64,7 +68,7 @@ fn any_message(random: &mut SeededRandom) -> Message {
     let barrier = Barrier {
         frame_counts: (0..=random.below(3)).map(|_| random.below(12)).collect(),
     };
-    match random.below(29) {
+    match random.below(30) {
         0 => hello(number),
         1 | 2 => offer(),
         3 => Message::Accept(Accept {
@@ -125,7 +129,8 @@ fn any_message(random: &mut SeededRandom) -> Message {
         26 => Message::Credit {
             bytes: random.next_u64() >> random.below(64),
         },
-        27 => Message::Times(ReceiverTimes::default()),
+        27 => Message::Compressed(any_compressed(random)),
+        28 => Message::Times(ReceiverTimes::default()),
         _ => Message::Error(PeerError {
             code: [ErrorCode::Storage, ErrorCode::Protocol][to_usize(random.below(2))],
             text: String::new(),
@@ -147,6 +152,21 @@ fn any_range(random: &mut SeededRandom) -> RangeFrame {
     }
 }
 
+/// Often more than one unit, not of its length, outside of the disk, or no zstd frame.
+fn any_compressed(random: &mut SeededRandom) -> CompressedRange {
+    let mut plain = any_range(random);
+    let length = plain.range.end - plain.range.start;
+    plain.content = RangeContent::Data(vec![7; to_usize(length)]);
+    let compressed = RangeCompressor::default().compress(&plain);
+    let bytes = compressed.map_or(vec![1, 2, 3], |compressed| compressed.bytes);
+    let longer = random.below(2);
+    CompressedRange {
+        pass: plain.pass,
+        range: plain.range.start..plain.range.end + longer,
+        bytes,
+    }
+}
+
 fn answer(action: &ReceiverAction, random: &mut SeededRandom) -> Option<ReceiverEvent> {
     match action {
         ReceiverAction::Write { operation, .. }
@@ -155,6 +175,10 @@ fn answer(action: &ReceiverAction, random: &mut SeededRandom) -> Option<Receiver
         ReceiverAction::HashUnit { operation, .. } => Some(ReceiverEvent::UnitHashed {
             operation: *operation,
             digest: Digest([random.below(4) as u8; 32]),
+        }),
+        ReceiverAction::Decompress { operation, frame } => Some(ReceiverEvent::Decompressed {
+            operation: *operation,
+            data: RangeDecompressor::default().decompress(frame),
         }),
         ReceiverAction::ExamineIdentity { operation } => Some(ReceiverEvent::IdentityExamined {
             operation: *operation,
@@ -291,6 +315,103 @@ fn has_error(messages: &[Message], code: ErrorCode) -> bool {
     messages
         .iter()
         .any(|message| matches!(message, Message::Error(error) if error.code == code))
+}
+
+fn compressed(pass: u32, range: std::ops::Range<u64>) -> CompressedRange {
+    let length = range.end - range.start;
+    let plain = RangeFrame {
+        pass,
+        range,
+        content: RangeContent::Data(vec![7; to_usize(length)]),
+    };
+    RangeCompressor::default().compress(&plain).unwrap()
+}
+
+/// Each is refused before it takes memory, except for the data itself, whose length was agreed.
+#[test]
+fn compressed_data_that_was_not_agreed_is_refused() {
+    let whole = compressed(0, 0..UNIT_BYTES);
+    let beyond = compressed(0, 3 * UNIT_BYTES..5 * UNIT_BYTES);
+    let mut longer = whole.clone();
+    longer.range.end += 1;
+    let mut shorter = whole.clone();
+    shorter.range.end -= 1;
+    let mut trailing = whole.clone();
+    trailing.bytes.push(0);
+    for (frame, is_refused) in [
+        (whole, false),
+        (beyond, true),
+        (longer, true),
+        (shorter, true),
+        (trailing, true),
+    ] {
+        let mut dialogue = Dialogue::new();
+        dialogue.connect();
+        dialogue.send(offer());
+        let sent = dialogue.send(Message::Compressed(frame));
+        assert_eq!(has_error(&sent, ErrorCode::Protocol), is_refused, "{sent:?}");
+    }
+    // Within the disk, but it expands to more than the window.
+    let mut dialogue = Dialogue::new();
+    dialogue.connect();
+    dialogue.send(offer());
+    let mut sent = Vec::new();
+    for _ in 0..3 {
+        // A later pass: it is held.
+        sent = dialogue.send(Message::Compressed(compressed(1, 0..4 * UNIT_BYTES)));
+    }
+    assert!(has_error(&sent, ErrorCode::Protocol), "{sent:?}");
+    // Before ACCEPT.
+    let mut dialogue = Dialogue::new();
+    dialogue.connect();
+    let sent = dialogue.send(Message::Compressed(compressed(0, 0..UNIT_BYTES)));
+    assert!(has_error(&sent, ErrorCode::Protocol), "{sent:?}");
+}
+
+#[test]
+fn a_receiver_without_the_capability_takes_nothing_compressed() {
+    let mut dialogue = Dialogue::new();
+    dialogue.receiver = receiver_with(Capabilities::SYNC | Capabilities::HASHES);
+    dialogue.connect();
+    dialogue.send(offer());
+    let sent = dialogue.send(Message::Compressed(compressed(0, 0..UNIT_BYTES)));
+    assert!(has_error(&sent, ErrorCode::Protocol), "{sent:?}");
+}
+
+/// A barrier waits until the frames before it are decompressed, and data that is compressed also ends a seal.
+#[test]
+fn compressed_data_counts_as_data_from_its_arrival() {
+    let mut dialogue = Dialogue::new();
+    dialogue.connect();
+    dialogue.send(offer());
+    dialogue.seal(1);
+    assert_eq!(dialogue.receiver.state(), ReceiverState::Sealed);
+    let frame = Frame {
+        stream: 0,
+        sequence: dialogue.sequence,
+        message: Message::Compressed(compressed(1, 0..UNIT_BYTES)),
+    };
+    dialogue.sequence += 1;
+    let link = LinkId(dialogue.link);
+    let received = ReceiverEvent::Received { link, frame };
+    dialogue.receiver.handle(received, Duration::ZERO);
+    assert_ne!(dialogue.receiver.state(), ReceiverState::Sealed);
+    let Some(ReceiverAction::Decompress { operation, frame }) = dialogue.receiver.next_action() else {
+        panic!("the frame belongs to the present pass");
+    };
+    let barrier = dialogue.barrier();
+    let sent = dialogue.send(Message::Sync { number: 2, barrier });
+    assert_eq!(sent, [], "the barrier was passed");
+    let data = RangeDecompressor::default().decompress(&frame);
+    dialogue
+        .receiver
+        .handle(ReceiverEvent::Decompressed { operation, data }, Duration::ZERO);
+    let sent = dialogue.send(Message::Ping { number: 1 });
+    assert!(
+        sent.iter()
+            .any(|message| matches!(message, Message::Synced { number: 2, .. })),
+        "{sent:?}"
+    );
 }
 
 #[test]

@@ -27,9 +27,11 @@ use crate::digest::Digest;
 use crate::journal::{CopyIdentity, JournalState};
 use crate::layout::PriorContent;
 use crate::wire::{
-    Capabilities, ErrorCode, Frame, Hello, Message, Ownership, PeerError, RangeContent, ReceiverId, VersionRange,
+    Capabilities, CompressedRange, ErrorCode, Frame, Hello, Message, Ownership, PeerError, RangeContent, ReceiverId,
+    VersionRange,
 };
 use connection::Connection;
+use order::ArrivedRange;
 use task::Task;
 
 /// How a receiver behaves.
@@ -92,6 +94,13 @@ pub enum ReceiverEvent {
         /// The hash of the content.
         digest: Digest,
     },
+    /// A frame was decompressed.
+    Decompressed {
+        /// The operation.
+        operation: OperationId,
+        /// Its data, or the error of the decompression: the peer has sent what is none.
+        data: crate::Result<Vec<u8>>,
+    },
     /// The identity of the file was examined.
     IdentityExamined {
         /// The operation.
@@ -137,6 +146,13 @@ pub enum ReceiverAction {
         range: Range<u64>,
         /// What.
         content: RangeContent,
+    },
+    /// Decompress a frame with [`RangeDecompressor`](crate::RangeDecompressor).
+    Decompress {
+        /// The operation.
+        operation: OperationId,
+        /// The frame.
+        frame: CompressedRange,
     },
     /// Make all completed writes durable: fdatasync, and once for a new file its size and its folder.
     Flush {
@@ -201,6 +217,7 @@ pub struct Receiver {
     /// Writes in progress, also of earlier connections, and the bytes to credit for them.
     writes: BTreeMap<OperationId, WriteCredit>,
     hashes: BTreeMap<OperationId, HashRequest>,
+    decompressions: BTreeMap<OperationId, Decompression>,
     operation_count: u64,
     is_failed: bool,
     actions: VecDeque<ReceiverAction>,
@@ -216,6 +233,14 @@ struct WriteCredit {
 struct HashRequest {
     connection: u64,
     expected: crate::wire::UnitHash,
+}
+
+/// A frame that is being decompressed.
+#[derive(Debug)]
+struct Decompression {
+    connection: u64,
+    pass: u32,
+    range: Range<u64>,
 }
 
 /// Why a connection ends.
@@ -239,6 +264,7 @@ impl Receiver {
             task: Task::Idle,
             writes: BTreeMap::new(),
             hashes: BTreeMap::new(),
+            decompressions: BTreeMap::new(),
             operation_count: 0,
             is_failed: false,
             actions: VecDeque::new(),
@@ -290,6 +316,7 @@ impl Receiver {
                 self.unit_hashed(operation, digest);
                 Ok(())
             }
+            ReceiverEvent::Decompressed { operation, data } => self.decompressed(operation, data),
             ReceiverEvent::IdentityExamined { operation, identity } => self.identity_examined(operation, identity, now),
             ReceiverEvent::OperationFailed { failure, detail } => {
                 self.is_failed = true;
@@ -351,7 +378,8 @@ impl Receiver {
                 connection.check_link(link, frame.stream).map_err(protocol)?;
                 connection.order.count(frame.stream, frame.sequence).map_err(protocol)?;
                 match message {
-                    Message::Range(range) => self.range_received(range),
+                    Message::Range(range) => self.range_received(ArrivedRange::Plain(range)),
+                    Message::Compressed(range) => self.range_received(ArrivedRange::Compressed(range)),
                     Message::Ping { number } => {
                         self.send(Message::Pong { number });
                         Ok(())

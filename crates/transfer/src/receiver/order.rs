@@ -5,8 +5,9 @@
 //! place in different passes cannot change places, however the streams run.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
-use crate::wire::{Barrier, Message, RangeFrame};
+use crate::wire::{Barrier, CompressedRange, Message, RangeFrame};
 
 /// Limit of messages that wait behind a barrier. A sender waits for answers long before.
 const WAITING_COUNT_MAX: usize = 256;
@@ -19,15 +20,45 @@ pub(super) struct StreamOrder {
     /// Number of frames that have arrived on each stream.
     received: Vec<u64>,
     /// Frames of later passes.
-    held: Vec<RangeFrame>,
+    held: Vec<ArrivedRange>,
     /// Messages of stream 0, from the first barrier that is not passed.
     waiting: VecDeque<Message>,
+}
+
+/// A frame with data.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum ArrivedRange {
+    Plain(RangeFrame),
+    Compressed(CompressedRange),
+}
+
+impl ArrivedRange {
+    fn pass(&self) -> u32 {
+        match self {
+            Self::Plain(frame) => frame.pass,
+            Self::Compressed(frame) => frame.pass,
+        }
+    }
+
+    pub(super) fn range(&self) -> &Range<u64> {
+        match self {
+            Self::Plain(frame) => &frame.range,
+            Self::Compressed(frame) => &frame.range,
+        }
+    }
+
+    pub(super) fn window_bytes(&self) -> u64 {
+        match self {
+            Self::Plain(frame) => frame.window_bytes(),
+            Self::Compressed(frame) => frame.window_bytes(),
+        }
+    }
 }
 
 /// What to do with a frame with data.
 #[derive(Debug)]
 pub(super) enum Placement {
-    Apply(RangeFrame),
+    Apply(ArrivedRange),
     Held,
 }
 
@@ -62,11 +93,11 @@ impl StreamOrder {
         Ok(())
     }
 
-    pub(super) fn place(&mut self, frame: RangeFrame) -> Result<Placement, Violation> {
-        if frame.pass < self.pass {
+    pub(super) fn place(&mut self, frame: ArrivedRange) -> Result<Placement, Violation> {
+        if frame.pass() < self.pass {
             return Err("a frame belongs to a pass that has ended");
         }
-        if frame.pass == self.pass {
+        if frame.pass() == self.pass {
             return Ok(Placement::Apply(frame));
         }
         self.held.push(frame);
@@ -101,12 +132,12 @@ impl StreamOrder {
     }
 
     /// Passes a barrier, and returns the frames that may be applied now.
-    pub(super) fn pass_barrier(&mut self) -> Vec<RangeFrame> {
+    pub(super) fn pass_barrier(&mut self) -> Vec<ArrivedRange> {
         self.pass += 1;
         let pass = self.pass;
         let (released, held) = std::mem::take(&mut self.held)
             .into_iter()
-            .partition(|frame| frame.pass == pass);
+            .partition(|frame| frame.pass() == pass);
         self.held = held;
         released
     }
@@ -114,15 +145,15 @@ impl StreamOrder {
 
 #[cfg(test)]
 mod tests {
-    use super::{Placement, StreamOrder};
+    use super::{ArrivedRange, Placement, StreamOrder};
     use crate::wire::{Barrier, RangeContent, RangeFrame};
 
-    fn frame(pass: u32) -> RangeFrame {
-        RangeFrame {
+    fn frame(pass: u32) -> ArrivedRange {
+        ArrivedRange::Plain(RangeFrame {
             pass,
             range: 0..512,
             content: RangeContent::Zero,
-        }
+        })
     }
 
     #[test]

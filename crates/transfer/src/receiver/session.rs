@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use super::connection::{Copying, SealProgress, SealStep};
-use super::order::Placement;
+use super::order::{ArrivedRange, Placement};
 use super::task::{SyncWork, Task};
-use super::{HashRequest, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
+use super::{Decompression, HashRequest, OperationId, Receiver, ReceiverAction, Refusal, WriteCredit, refusal};
 use crate::digest::{Digest, UnitDigests, UnitState};
 use crate::journal::{CopyIdentity, JournalEntry};
 use crate::layout::PriorContent;
 use crate::wire::{
-    Accept, Barrier, ErrorCode, HeldUnits, Message, Offer, RangeFrame, Seal, UnitComparison, UnitHash, UnitVerdict,
+    Accept, Barrier, Capabilities, ErrorCode, HeldUnits, Message, Offer, RangeContent, RangeFrame, Seal,
+    UnitComparison, UnitHash, UnitVerdict,
 };
 
 /// Limit of units that are hashed at the same time.
@@ -48,7 +49,7 @@ impl Receiver {
 
     /// Whether nothing is in progress, also of earlier connections.
     fn is_at_rest(&self) -> bool {
-        self.task.is_idle() && self.writes.is_empty() && self.hashes.is_empty()
+        self.task.is_idle() && self.writes.is_empty() && self.hashes.is_empty() && self.decompressions.is_empty()
     }
 
     /// Whether all frames before a barrier have arrived and are applied.
@@ -58,7 +59,7 @@ impl Receiver {
         };
         let has_arrived = connection.order.has_arrived(barrier);
         let has_arrived = has_arrived.map_err(|violation| refusal(ErrorCode::Protocol, violation))?;
-        Ok(has_arrived && self.writes.is_empty())
+        Ok(has_arrived && self.writes.is_empty() && self.decompressions.is_empty())
     }
 
     fn control(&mut self, message: Message, now: Duration) -> Result<(), Refusal> {
@@ -173,14 +174,18 @@ impl Receiver {
         self.send(Message::Accept(accept));
     }
 
-    pub(super) fn range_received(&mut self, range: RangeFrame) -> Result<(), Refusal> {
+    pub(super) fn range_received(&mut self, range: ArrivedRange) -> Result<(), Refusal> {
         let protocol = |violation: &str| refusal(ErrorCode::Protocol, violation);
         let frame_bytes = range.window_bytes();
         let Some(connection) = &mut self.connection else {
             return Ok(());
         };
+        let is_plain = matches!(range, ArrivedRange::Plain(_));
+        if !is_plain && !connection.capabilities.has(Capabilities::COMPRESSION) {
+            return Err(protocol("compressed data, which was not agreed"));
+        }
         let copy = connection.copy.as_mut().ok_or(protocol("data before ACCEPT"))?;
-        if !copy.digests.layout().contains(&range.range) {
+        if !copy.digests.layout().contains(range.range()) {
             return Err(protocol("data outside of the disk"));
         }
         copy.in_flight_bytes += frame_bytes;
@@ -193,19 +198,56 @@ impl Receiver {
         }
     }
 
-    fn apply(&mut self, frame: RangeFrame) -> Result<(), Refusal> {
+    fn apply(&mut self, frame: ArrivedRange) -> Result<(), Refusal> {
         // The machine may already run from this file.
         if self.task.is_commit() || self.journal.as_ref().is_some_and(|journal| journal.owner.is_some()) {
             return Err(refusal(ErrorCode::AlreadyOwner, "data after COMMIT"));
         }
+        if let Some(connection) = &mut self.connection {
+            connection.give_up_seal();
+        }
+        match frame {
+            ArrivedRange::Plain(frame) => self.write(frame),
+            ArrivedRange::Compressed(frame) => {
+                let operation = self.operation();
+                let request = Decompression {
+                    connection: self.connection_number(),
+                    pass: frame.pass,
+                    range: frame.range.clone(),
+                };
+                self.decompressions.insert(operation, request);
+                self.actions.push_back(ReceiverAction::Decompress { operation, frame });
+            }
+        }
+        Ok(())
+    }
+
+    /// No barrier was passed meanwhile: it waits for the frames before it.
+    pub(super) fn decompressed(&mut self, operation: OperationId, data: crate::Result<Vec<u8>>) -> Result<(), Refusal> {
+        let Some(Decompression {
+            connection,
+            pass,
+            range,
+        }) = self.decompressions.remove(&operation)
+        else {
+            return Ok(());
+        };
+        if self.connection_number() != connection {
+            return Ok(());
+        }
+        let data = data.map_err(|error| refusal(ErrorCode::Protocol, error.to_string()))?;
+        if data.len() as u64 != range.end - range.start {
+            return Err(refusal(ErrorCode::Protocol, "compressed data of another length"));
+        }
+        let content = RangeContent::Data(data);
+        self.write(RangeFrame { pass, range, content });
+        Ok(())
+    }
+
+    fn write(&mut self, frame: RangeFrame) {
         let operation = self.operation();
-        let Some(connection) = &mut self.connection else {
-            return Ok(());
-        };
-        let Some(copy) = &mut connection.copy else {
-            return Ok(());
-        };
-        copy.seal = None;
+        let Some(connection) = &mut self.connection else { return };
+        let Some(copy) = &mut connection.copy else { return };
         copy.digests.add(&frame.range, frame.content());
         let credit = WriteCredit {
             connection: connection.number,
@@ -217,7 +259,6 @@ impl Receiver {
             range: frame.range,
             content: frame.content,
         });
-        Ok(())
     }
 
     /// A write is complete: its bytes can be credited.

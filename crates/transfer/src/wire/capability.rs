@@ -11,8 +11,10 @@ impl Capabilities {
     pub const SYNC: Self = Self(1 << 0);
     /// Units are compared by hash. Without it, an interrupted copy may begin again.
     pub const HASHES: Self = Self(1 << 1);
+    /// Data may be compressed. Without it, data is sent as it is.
+    pub const COMPRESSION: Self = Self(1 << 2);
     /// All that this program has.
-    pub const ALL: Self = Self(Self::SYNC.0 | Self::HASHES.0);
+    pub const ALL: Self = Self(Self::SYNC.0 | Self::HASHES.0 | Self::COMPRESSION.0);
 
     /// Whether all of `wanted` are in the set.
     pub fn has(self, wanted: Self) -> bool {

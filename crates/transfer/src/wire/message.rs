@@ -5,6 +5,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use super::compressed::CompressedRange;
 use super::control::{
     Barrier, ErrorCode, LastPass, Ownership, PeerError, ReceiverTimes, RoundEnd, Seal, UnitComparison, UnitHash,
     UnitVerdict,
@@ -58,6 +59,7 @@ pub enum Message {
     Accept(Accept),
     /// DATA, ZERO or HOLE.
     Range(RangeFrame),
+    Compressed(CompressedRange),
     Hashes(UnitHash),
     Want(UnitVerdict),
     Round(RoundEnd),
@@ -118,7 +120,7 @@ mod kind {
     pub(super) const DATA: u8 = 4;
     pub(super) const ZERO: u8 = 5;
     pub(super) const HOLE: u8 = 6;
-    // 7 is reserved for REF.
+    pub(super) const COMPRESSED: u8 = 7;
     pub(super) const HASHES: u8 = 8;
     pub(super) const WANT: u8 = 9;
     pub(super) const ROUND: u8 = 10;
@@ -160,6 +162,7 @@ impl Message {
                 RangeContent::Zero => kind::ZERO,
                 RangeContent::Hole => kind::HOLE,
             },
+            Self::Compressed(_) => kind::COMPRESSED,
             Self::Hashes(_) => kind::HASHES,
             Self::Want(_) => kind::WANT,
             Self::Round(_) => kind::ROUND,
@@ -195,6 +198,7 @@ impl Message {
     pub(super) fn payload_bytes(&self) -> u64 {
         match self {
             Self::Range(frame) => range_payload_bytes(&frame.content),
+            Self::Compressed(frame) => frame.payload_bytes(),
             Self::Accept(accept) => accept.payload_bytes(),
             Self::Round(RoundEnd { barrier, .. }) => 20 + barrier.payload_bytes(),
             _ => {
@@ -212,6 +216,7 @@ impl Message {
             Self::Offer(offer) => offer.encode(to),
             Self::Accept(accept) => accept.encode(to),
             Self::Range(frame) => encode_range(frame, to),
+            Self::Compressed(frame) => frame.encode(to),
             Self::Hashes(UnitHash { unit, digest }) => {
                 to.u64(*unit);
                 to.bytes(&digest.0);
@@ -277,6 +282,7 @@ impl Message {
             kind::OFFER => Self::Offer(Offer::decode(from)?),
             kind::ACCEPT => Self::Accept(Accept::decode(from)?),
             kind::DATA | kind::ZERO | kind::HOLE => Self::Range(decode_range(number, from)?),
+            kind::COMPRESSED => Self::Compressed(CompressedRange::decode(from)?),
             kind::HASHES => Self::Hashes(UnitHash {
                 unit: from.u64()?,
                 digest: Digest(from.array()?),
@@ -403,7 +409,7 @@ fn name_of(number: u8) -> &'static str {
         "DATA",
         "ZERO",
         "HOLE",
-        "REF",
+        "COMPRESSED",
         "HASHES",
         "WANT",
         "ROUND",

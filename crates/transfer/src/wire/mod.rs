@@ -4,6 +4,7 @@
 //! taken only for bytes that have arrived.
 
 mod capability;
+mod compressed;
 mod control;
 mod field;
 mod frame;
@@ -11,6 +12,7 @@ mod greeting;
 mod message;
 
 pub use capability::Capabilities;
+pub use compressed::{CompressedRange, RangeCompressor, RangeDecompressor};
 pub use control::{
     Barrier, ErrorCode, LastPass, Ownership, PeerError, ReceiverTimes, RoundEnd, STREAM_COUNT_MAX, Seal,
     UnitComparison, UnitHash, UnitVerdict,

@@ -6,6 +6,7 @@
 //!
 //! - the guest never runs at the source while the target owns the disk, durably;
 //! - when the target becomes the owner, its durable content is what the guest had written;
+//! - compressed data is sent only if both sides have the capability;
 //! - the guest is not frozen for longer than promised, until COMMIT.
 //!
 //! And at the end: the target owns the disk, and the sender knows it, within a bounded number of steps.
@@ -49,15 +50,19 @@ fn run(seeds: impl Iterator<Item = u64>) -> BTreeMap<&'static str, u64> {
 }
 
 /// What the histories must contain to prove anything.
-const NEEDED: [&str; 16] = [
+const NEEDED: [&str; 20] = [
     "commit lost, sender owns",
     "commit lost, receiver owns",
     "copy resumed after comparing",
     "copy resumed",
+    "compressed data not possible at the receiver",
+    "compressed data not possible at the sender",
+    "compressed data sent",
     "duplicate completed before a restart",
     "duplicate completed",
     "frozen too long",
     "not converging",
+    "power failed while data was decompressed",
     "promise not kept",
     "sender crashed while frozen",
     "sender restarted in doubt",

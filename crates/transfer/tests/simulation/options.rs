@@ -25,7 +25,9 @@ pub(super) enum FaultFocus {
 pub(super) struct WorldOptions {
     pub(super) seed: u64,
     pub(super) unit_count: u64,
+    /// Of the sender, and of all receivers.
     pub(super) capabilities: Capabilities,
+    pub(super) receiver_capabilities: Capabilities,
     pub(super) stream_count: u16,
     pub(super) fault_count: u64,
     pub(super) focus: FaultFocus,
@@ -49,6 +51,7 @@ impl WorldOptions {
             seed,
             unit_count: 128,
             capabilities: Capabilities::ALL,
+            receiver_capabilities: Capabilities::ALL,
             stream_count: 1,
             fault_count: 0,
             focus: FaultFocus::Anywhere,
@@ -66,16 +69,19 @@ impl WorldOptions {
 
     pub(super) fn random(seed: u64) -> Self {
         let mut random = SeededRandom::new(seed);
-        let capabilities = match random.below(6) {
+        let mut some = || match random.below(6) {
             0 => Capabilities::default(),
-            1 => Capabilities::SYNC,
-            2 => Capabilities::HASHES,
+            1 => Capabilities::SYNC | Capabilities::COMPRESSION,
+            2 => Capabilities::HASHES | Capabilities::COMPRESSION,
+            3 => Capabilities::SYNC | Capabilities::HASHES,
             _ => Capabilities::ALL,
         };
+        let (capabilities, receiver_capabilities) = (some(), some());
         Self {
             seed: random.next_u64(),
             unit_count: 4 + random.below(28),
             capabilities,
+            receiver_capabilities,
             stream_count: 1 + random.below(4) as u16,
             fault_count: random.below(12),
             focus: if random.one_in(2) {
@@ -111,7 +117,7 @@ impl WorldOptions {
     pub(super) fn receiver(&self, size_bytes: u64, number: u8) -> ReceiverOptions {
         ReceiverOptions {
             receiver: ReceiverId([number; 16]),
-            capabilities: self.capabilities,
+            capabilities: self.receiver_capabilities,
             window_bytes: 8 * (u64::from(UNIT_BYTES) + 100),
             stream_count_max: 3,
             disk_bytes_max: size_bytes,

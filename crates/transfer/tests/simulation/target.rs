@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
-    CopyIdentity, Digest, DiskId, FileIdentity, JournalEntry, JournalState, RangeContent, Receiver, ReceiverAction,
-    ReceiverEvent, ReceiverOptions, SessionId, UnitLayout,
+    CopyIdentity, Digest, DiskId, FileIdentity, JournalEntry, JournalState, RangeContent, RangeDecompressor, Receiver,
+    ReceiverAction, ReceiverEvent, ReceiverOptions, SessionId, UnitLayout,
 };
 
 use super::source::SECTOR_BYTES;
@@ -148,6 +148,10 @@ impl Target {
                 let digest = Digest::of(&self.cache[to_usize(range.start)..to_usize(range.end)]);
                 ReceiverEvent::UnitHashed { operation, digest }
             }
+            ReceiverAction::Decompress { operation, frame } => ReceiverEvent::Decompressed {
+                operation,
+                data: RangeDecompressor::default().decompress(&frame),
+            },
             ReceiverAction::ExamineIdentity { operation } => {
                 let identity = match self.open_file {
                     OpenFile::Ours => FileIdentity::Same,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use holdfast_block::{SeededRandom, to_usize};
 use holdfast_transfer::{
-    ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, FirstPassTakes, FreezeTrigger, LinkId, Message, Outcome,
-    Ownership, PriorContent, RangeContent, Receiver, ReceiverAction, ReceiverEvent, RoundDecision, Sender,
-    SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning, SessionId, ThrottlePolicy, TrackerCheck,
-    Unconverged, UnitLayout,
+    Capabilities, ConvergenceOptions, CopyPurpose, DiskId, ErrorCode, FirstPassTakes, Frame, FrameBytes, FreezeTrigger,
+    LinkId, Message, Outcome, Ownership, PriorContent, RangeCompressor, RangeContent, Receiver, ReceiverAction,
+    ReceiverEvent, RoundDecision, Sender, SenderAction, SenderEvent, SenderOptions, SenderState, SenderWarning,
+    SessionId, ThrottlePolicy, TrackerCheck, Unconverged, UnitLayout,
 };
 
 use super::network::Connection;
@@ -59,8 +59,13 @@ impl World {
         // Some units are holes, and the last one may be short.
         let mut disk = random.bytes(size_bytes as usize);
         for unit in disk.chunks_mut(UNIT_BYTES as usize) {
-            if options.write_count > 0 && random.one_in(4) {
-                unit.fill(0);
+            if options.write_count > 0 {
+                match random.below(4) {
+                    0 => unit.fill(0),
+                    // This compresses.
+                    1 => unit[512..].fill(0xCC),
+                    _ => {}
+                }
             }
         }
         if options.write_count > 0 {
@@ -281,6 +286,10 @@ impl World {
         {
             self.occurrences.insert("target lost power after a synchronization");
         }
+        let is_decompressing = |operation: &ReceiverAction| matches!(operation, ReceiverAction::Decompress { .. });
+        if self.targets[target].operations.iter().any(is_decompressing) {
+            self.occurrences.insert("power failed while data was decompressed");
+        }
         match fault {
             Faults::ReceiverLosesPower => self.targets[target].lose_power(&mut self.random),
             Faults::ConnectionBreaks => self.targets[target].kill(&mut self.random),
@@ -470,11 +479,13 @@ impl World {
         match action {
             SenderAction::Connect => self.connect(),
             SenderAction::Send(frame) => {
+                let frame = self.compressed_or_not(frame);
                 let data_bytes = match &frame.message {
                     Message::Range(range) => match &range.content {
                         RangeContent::Data(bytes) => bytes.len() as u64,
                         _ => 0,
                     },
+                    Message::Compressed(compressed) => compressed.range.end - compressed.range.start,
                     _ => 0,
                 };
                 if let Some(connection) = self.current.map(|current| &mut self.connections[current]) {
@@ -541,6 +552,36 @@ impl World {
             SenderAction::Warn(SenderWarning::Retried(error)) => panic!("{error:?}"),
             SenderAction::Unthrottle | SenderAction::Warn(_) => {}
         }
+    }
+
+    /// Half of the data that can be compressed is.
+    fn compressed_or_not(&mut self, mut frame: Frame) -> Frame {
+        let sender = self.source.sender.as_ref().expect("it has sent the frame");
+        let common = sender.common_capabilities();
+        let Message::Range(range) = &frame.message else {
+            return frame;
+        };
+        let plain_bytes = frame.encoded_bytes();
+        let [here, there] = [self.options.capabilities, self.options.receiver_capabilities];
+        match [here, there].map(|side| side.has(Capabilities::COMPRESSION)) {
+            [true, false] => self.occurrences.insert("compressed data not possible at the receiver"),
+            [false, true] => self.occurrences.insert("compressed data not possible at the sender"),
+            _ => false,
+        };
+        // Without a connection there are no common capabilities, and the frame is lost.
+        if common.has(Capabilities::COMPRESSION) && self.random.one_in(2) {
+            assert!((here & there).has(Capabilities::COMPRESSION), "it was not agreed");
+            if let Some(compressed) = RangeCompressor::default().compress(range) {
+                self.occurrences.insert("compressed data sent");
+                frame.message = Message::Compressed(compressed);
+            }
+        }
+        let wire_bytes = frame.encoded_bytes();
+        self.deliver_to_sender(SenderEvent::Written(FrameBytes {
+            plain_bytes,
+            wire_bytes,
+        }));
+        frame
     }
 
     /// Some answers are very late.
