@@ -29,6 +29,11 @@ pub trait Connector: Send + Sync {
 
     /// Where the receiver is, for people.
     fn place(&self) -> String;
+
+    /// Whether the receiver is in this process: its connection is as fast as memory.
+    fn is_local(&self) -> bool {
+        false
+    }
 }
 
 /// Sees how much of a seed the receiver has copied.
@@ -143,6 +148,10 @@ impl Connector for LocalConnector {
     fn place(&self) -> String {
         let export = self.export.as_deref().map(ExportTarget::address);
         export.unwrap_or(THIS_HOST).to_owned()
+    }
+
+    fn is_local(&self) -> bool {
+        true
     }
 }
 

@@ -6,12 +6,15 @@
 //! - `source`: what is copied, and how its writes are tracked
 //! - `freeze_commands`: commands of the user that freeze what writes
 //! - `stream`, `link`: a byte stream, and its threads
+//! - `frame_queue`, `compression_gauge`: frames that wait to be written, and whether they are compressed meanwhile
 //! - `seed`: similar content that the target has before
 //! - `target`: the file, device or export that is written, with its journal
 //! - `receive`, `connect`, `send`: the receiver, how it is started here or on another host, and the sender
 
+mod compression_gauge;
 mod connect;
 mod error;
+mod frame_queue;
 mod freeze_commands;
 mod link;
 mod phases;
@@ -33,7 +36,8 @@ pub use phases::{CopyPhase, PhaseTime};
 pub use receive::{ReceiveOutcome, ReceiveTools, TargetScope, serve_receiver};
 pub use request::{ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind, Seed, SeedProgress};
 pub use send::{
-    CopyDirector, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, copy_live, session_of,
+    CopyCompression, CopyDirector, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover,
+    copy_live, session_of,
 };
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
 pub use stream::{ByteStream, StreamCloser};

@@ -16,7 +16,8 @@ use holdfast_transfer::{
 };
 
 use crate::error::{Error, Result};
-use crate::link::{Link, LinkEvent};
+use crate::frame_queue::FrameTreatment;
+use crate::link::{Link, LinkCompression, LinkEvent};
 use crate::request::{Answer, REQUEST_BYTES_MAX, ReceiveRequest};
 use crate::stream::ByteStream;
 use crate::target::{ExportTarget, Target, TargetHost};
@@ -172,9 +173,8 @@ enum Arrival {
 fn run(mut receiver: Receiver, target: Target, stream: ByteStream, clock: &Arc<dyn Clock>) -> Result<ReceiveOutcome> {
     let (arrivals, inbox) = channel();
     let from_link = arrivals.clone();
-    let link = Link::start(stream, Arc::clone(clock), move |event| {
-        from_link.send(Arrival::Link(event)).is_ok()
-    });
+    let deliver = move |event| from_link.send(Arrival::Link(event)).is_ok();
+    let link = Link::start(stream, Arc::clone(clock), LinkCompression::Off, deliver);
     let link = link.map_err(|source| Error::Connection {
         place: "the sender".to_owned(),
         source,
@@ -236,6 +236,7 @@ fn drive(
                 heard = clock.now();
                 ReceiverEvent::Received { link: LINK, frame }
             }
+            Arrival::Link(LinkEvent::Written(_)) => continue,
             Arrival::Link(LinkEvent::Closed) => return Ok(knowledge),
             Arrival::Operation(event) => event,
         };
@@ -252,7 +253,7 @@ fn drive(
                     if matches!(&frame.message, Message::Error(error) if error.code == ErrorCode::AlreadyOwner) {
                         knowledge = Knowledge::Shared;
                     }
-                    link.send(frame);
+                    link.send(frame, FrameTreatment::AsItIs);
                 }
                 ReceiverAction::Close(_) => is_closed = true,
                 ReceiverAction::BecameOwner { .. } => target.finish()?,

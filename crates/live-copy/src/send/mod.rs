@@ -4,7 +4,7 @@
 //! main thread     events -> state machine -> actions
 //! readers         ranges of the source
 //! control         the tracker, freeze and thaw, one after another
-//! link            frames in, frames out
+//! link            frames in, frames out, and compression of those that wait
 //! connecting      one attempt at a time
 //! ```
 
@@ -19,17 +19,20 @@ use std::time::Duration;
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_transfer::{
-    ErrorCode, Forecast, HandoverReport, Message, Outcome, RangeContent, Sender, SenderAction, SenderEvent,
-    SenderOptions, SenderState,
+    Capabilities, ErrorCode, Forecast, Frame, FrameBytes, HandoverReport, Message, Outcome, RangeContent, Sender,
+    SenderAction, SenderEvent, SenderOptions, SenderState,
 };
 
 use crate::error::{Error, Result};
-use crate::link::{Link, LinkEvent};
+use crate::frame_queue::FrameTreatment;
+use crate::link::{Link, LinkCompression, LinkEvent};
 use crate::phases::PhaseTimes;
 use crate::request::{ReceiveRequest, RefusalKind, SeedProgress};
 use crate::stream::ByteStream;
 pub use director::CopyDirector;
-pub use request::{CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, session_of};
+pub use request::{
+    CopyCompression, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, session_of,
+};
 use source_work::{ReadTask, control, read_ranges};
 
 /// Threads that read the source.
@@ -51,7 +54,10 @@ pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopy
         layout: request.layout,
         granularity_bytes: source.granularity_bytes(),
         first_pass_takes: source.first_pass_takes(),
-        capabilities: holdfast_transfer::Capabilities::ALL,
+        capabilities: match compression_of(request) {
+            LinkCompression::Adaptive => Capabilities::ALL,
+            LinkCompression::Off => Capabilities::ALL.without(Capabilities::COMPRESSION),
+        },
         stream_count: 1,
         convergence: request.convergence,
         trigger: request.trigger,
@@ -102,6 +108,13 @@ pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopy
     Ok(report)
 }
 
+fn compression_of(request: &LiveCopyRequest<'_>) -> LinkCompression {
+    match request.compression {
+        CopyCompression::Adaptive if !request.connector.is_local() => LinkCompression::Adaptive,
+        CopyCompression::Adaptive | CopyCompression::Off => LinkCompression::Off,
+    }
+}
+
 /// What the main thread waits for.
 enum Event {
     Sender(SenderEvent),
@@ -133,6 +146,8 @@ struct Tally {
     started: Duration,
     rounds: Vec<Forecast>,
     phases: PhaseTimes,
+    /// Bytes of frames, before and after compression.
+    plain_bytes: u64,
     sent_bytes: u64,
     zero_bytes: u64,
     lost_count: u32,
@@ -144,6 +159,7 @@ impl Tally {
             started: now,
             rounds: Vec::new(),
             phases: PhaseTimes::new(now),
+            plain_bytes: 0,
             sent_bytes: 0,
             zero_bytes: 0,
             lost_count: 0,
@@ -201,6 +217,7 @@ impl Driver<'_> {
                     self.connecting = Connecting::default();
                     self.feed(SenderEvent::Received(frame));
                 }
+                LinkEvent::Written(written) => self.written(written),
                 LinkEvent::Closed => self.lost(),
             },
             Event::Link { .. } => {}
@@ -230,19 +247,7 @@ impl Driver<'_> {
         while let Some(action) = self.sender.next_action() {
             match action {
                 SenderAction::Connect => self.connect(),
-                SenderAction::Send(frame) => {
-                    if let Message::Range(range) = &frame.message {
-                        let length = range.range.end - range.range.start;
-                        self.job.progress.advance(length);
-                        if !matches!(range.content, RangeContent::Data(_)) {
-                            self.tally.zero_bytes += length;
-                        }
-                    }
-                    self.tally.sent_bytes += frame.encoded_bytes();
-                    if let Some(link) = &self.link {
-                        link.send(frame);
-                    }
-                }
+                SenderAction::Send(frame) => self.send(frame),
                 SenderAction::Disconnect => {
                     if let Some(link) = self.link.take() {
                         link.close();
@@ -269,6 +274,29 @@ impl Driver<'_> {
                 }
             }
         }
+    }
+
+    fn send(&mut self, frame: Frame) {
+        let mut treatment = FrameTreatment::AsItIs;
+        if let Message::Range(range) = &frame.message {
+            let length = range.range.end - range.range.start;
+            self.job.progress.advance(length);
+            if !matches!(range.content, RangeContent::Data(_)) {
+                self.tally.zero_bytes += length;
+            } else if self.sender.common_capabilities().has(Capabilities::COMPRESSION) {
+                treatment = FrameTreatment::MayCompress;
+            }
+        }
+        self.tally.plain_bytes += frame.encoded_bytes();
+        self.tally.sent_bytes += frame.encoded_bytes();
+        if let Some(link) = &self.link {
+            link.send(frame, treatment);
+        }
+    }
+
+    fn written(&mut self, written: FrameBytes) {
+        self.tally.sent_bytes -= written.plain_bytes - written.wire_bytes;
+        self.feed(SenderEvent::Written(written));
     }
 
     fn connect(&mut self) {
@@ -335,7 +363,9 @@ impl Driver<'_> {
         let clock = Arc::clone(&self.request.clock);
         let mut random = [0; 8];
         let linked = match self.request.randomness.fill(&mut random) {
-            Ok(()) => Link::start(stream, clock, deliver).map_err(|error| error.to_string()),
+            Ok(()) => {
+                Link::start(stream, clock, compression_of(self.request), deliver).map_err(|error| error.to_string())
+            }
             Err(error) => Err(error.to_string()),
         };
         match linked {
@@ -414,6 +444,7 @@ impl Driver<'_> {
             rounds: std::mem::take(&mut tally.rounds),
             size_bytes: self.request.layout.size_bytes(),
             sent_bytes: tally.sent_bytes,
+            plain_bytes: tally.plain_bytes,
             zero_bytes: tally.zero_bytes,
             lost_connection_count: tally.lost_count,
             duration: now.saturating_sub(tally.started),

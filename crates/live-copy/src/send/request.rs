@@ -35,6 +35,8 @@ pub struct LiveCopyRequest<'a> {
     pub purpose: CopyPurpose,
     /// When the source is frozen. On request, the caller freezes it, and the freezer of the source only confirms that.
     pub trigger: FreezeTrigger,
+    /// Whether data may be compressed.
+    pub compression: CopyCompression,
     /// Number of attempts to freeze.
     pub attempt_count_max: u32,
     /// For how long a lost connection is tried again.
@@ -49,6 +51,15 @@ pub struct LiveCopyRequest<'a> {
     pub observer: &'a dyn CopyObserver,
     /// Through which the caller directs the copy; none if it runs by itself.
     pub director: Option<&'a CopyDirector>,
+}
+
+/// Whether data is compressed on its way to another host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopyCompression {
+    /// While the connection is slower than the compression, and if the data becomes smaller.
+    Adaptive,
+    /// Never.
+    Off,
 }
 
 /// Sees what happens.
@@ -109,6 +120,8 @@ pub struct LiveCopyReport {
     pub size_bytes: u64,
     /// Bytes of frames that were sent.
     pub sent_bytes: u64,
+    /// What they would have without compression.
+    pub plain_bytes: u64,
     /// Bytes that were read as zeroes or holes, and not sent.
     pub zero_bytes: u64,
     /// Number of connections that were lost.

@@ -13,8 +13,8 @@ use std::time::Duration;
 use holdfast_block::{BlockDeviceMut as _, MemoryDevice, SeededRandom};
 use holdfast_image::Format;
 use holdfast_live_copy::{
-    ComparedSource, Error, ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind, Seed, SourceConsistency,
-    StillSource,
+    ComparedSource, CopyCompression, Error, ExistingTarget, InterruptedCopy, ReceiveRequest, RefusalKind, Seed,
+    SourceConsistency, StillSource,
 };
 use holdfast_transfer::UnitLayout;
 use rig::{Rig, TrackedSource, UNIT_BYTES, WriterFreezer, content_of};
@@ -113,6 +113,79 @@ fn another_program_continues_an_interrupted_copy() {
     let sent_bytes = report.sent_bytes + report.zero_bytes;
     assert!(sent_bytes < 181 * MIB - held_bytes, "{held_bytes} held: {report:?}");
     assert_eq!(rig.files(), ["target"]);
+}
+
+/// Records of a guest: each is different, and they compress.
+fn compressible_disk(size_bytes: u64) -> MemoryDevice {
+    let device = MemoryDevice::new(size_bytes);
+    let records: Vec<String> = (0..size_bytes / 32)
+        .map(|number| format!("record {number:>12} state: ok\n"))
+        .collect();
+    let records = records.concat();
+    let length = usize::try_from(size_bytes).unwrap().min(records.len());
+    device.write_at(&records.as_bytes()[..length], 0).unwrap();
+    device
+}
+
+/// Slower than any compression, also on a busy machine.
+const SLOW_BYTES_PER_S: u64 = 20 << 20;
+
+#[test]
+fn data_is_compressed_for_a_slow_connection() {
+    let rig = Rig::new();
+    let device = compressible_disk(24 * MIB);
+    let report = rig
+        .copy(&StillSource::new(&device), rig.slow(SLOW_BYTES_PER_S))
+        .unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!(report.plain_bytes > 20 * MIB, "{report:?}");
+    assert!(report.sent_bytes < report.plain_bytes / 2, "{report:?}");
+}
+
+#[test]
+fn data_that_does_not_compress_is_sent_as_it_is() {
+    let rig = Rig::new();
+    let device = disk(20, 24 * MIB);
+    let report = rig
+        .copy(&StillSource::new(&device), rig.slow(SLOW_BYTES_PER_S))
+        .unwrap();
+    assert!(rig.target() == content_of(&device));
+    assert!(
+        report.plain_bytes > 8 * MIB && report.sent_bytes == report.plain_bytes,
+        "{report:?}"
+    );
+}
+
+#[test]
+fn nothing_is_compressed_for_an_older_receiver_or_if_it_is_switched_off() {
+    let device = compressible_disk(8 * MIB);
+    for compression in [CopyCompression::Adaptive, CopyCompression::Off] {
+        let rig = Rig::new().with_compression(compression);
+        let connector = match compression {
+            CopyCompression::Adaptive => rig.slow_and_older(SLOW_BYTES_PER_S),
+            CopyCompression::Off => rig.slow(SLOW_BYTES_PER_S),
+        };
+        let report = rig.copy(&StillSource::new(&device), connector).unwrap();
+        assert!(rig.target() == content_of(&device));
+        assert!(
+            report.plain_bytes > 7 * MIB && report.sent_bytes == report.plain_bytes,
+            "{report:?}"
+        );
+    }
+}
+
+#[test]
+fn a_disk_that_is_written_meanwhile_is_copied_compressed_as_of_the_freeze() {
+    let rig = Rig::new();
+    let source = TrackedSource::new(compressible_disk(16 * MIB));
+    let report = std::thread::scope(|scope| {
+        scope.spawn(|| source.write_until_stopped(21));
+        let report = rig.copy(&source, rig.slow(SLOW_BYTES_PER_S));
+        source.is_stopped.store(true, Ordering::SeqCst);
+        report.unwrap()
+    });
+    assert!(report.sent_bytes < report.plain_bytes, "{report:?}");
+    assert!(rig.target() == *source.at_freeze.lock().unwrap());
 }
 
 #[test]

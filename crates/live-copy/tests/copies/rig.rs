@@ -12,14 +12,14 @@ use holdfast_block::{
 use holdfast_engine::{Interrupt, Job, NoProgress};
 use holdfast_image::{CreateOptions, Format, OpenOptions, create, open_mut};
 use holdfast_live_copy::{
-    ByteStream, Connector, CopyObserver, CopyPurpose, CopyWarning, ExistingTarget, FreezeTrigger, Freezer,
-    InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest, ReceiveTools, Result,
-    Seed, SeedObserver, SourceConsistency, copy_live,
+    ByteStream, Connector, CopyCompression, CopyObserver, CopyPurpose, CopyWarning, ExistingTarget, FreezeTrigger,
+    Freezer, InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest,
+    ReceiveTools, Result, Seed, SeedObserver, SourceConsistency, copy_live,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_transfer::{
-    ConvergenceOptions, DiskId, Forecast, JournalState, SessionId, ThrottlePolicy, TrackerCheck, Unconverged,
-    UnitLayout,
+    Capabilities, ConvergenceOptions, DiskId, Forecast, FrameDecoder, JournalState, Message, SessionId, ThrottlePolicy,
+    TrackerCheck, Unconverged, UnitLayout,
 };
 use tempfile::TempDir;
 
@@ -28,6 +28,7 @@ pub(super) const UNIT_BYTES: u32 = 1 << 18;
 pub(super) struct Rig {
     folder: TempDir,
     frozen_max: Duration,
+    compression: CopyCompression,
 }
 
 /// Prints nothing.
@@ -43,6 +44,7 @@ impl Rig {
         Self {
             folder: tempfile::tempdir().unwrap(),
             frozen_max: Duration::from_secs(20),
+            compression: CopyCompression::Adaptive,
         }
     }
 
@@ -131,6 +133,20 @@ impl Rig {
         })
     }
 
+    /// Connections that carry so many bytes per second to the receiver.
+    pub(super) fn slow(&self, bytes_per_s: u64) -> Arc<dyn Connector> {
+        Arc::new(Slow {
+            inner: self.local(),
+            bytes_per_s,
+        })
+    }
+
+    /// The same to a receiver that cannot decompress.
+    pub(super) fn slow_and_older(&self, bytes_per_s: u64) -> Arc<dyn Connector> {
+        let inner = self.slow(bytes_per_s);
+        Arc::new(Older { inner })
+    }
+
     pub(super) fn request(&self, device: &dyn BlockDevice) -> ReceiveRequest {
         ReceiveRequest {
             target: self.target_path(),
@@ -141,6 +157,10 @@ impl Rig {
             seed: None,
             format: None,
         }
+    }
+
+    pub(super) fn with_compression(self, compression: CopyCompression) -> Self {
+        Self { compression, ..self }
     }
 
     pub(super) fn copy(&self, source: &dyn LiveSource, connector: Arc<dyn Connector>) -> Result<LiveCopyReport> {
@@ -182,6 +202,7 @@ impl Rig {
             purpose: CopyPurpose::Duplicate,
             trigger: FreezeTrigger::WhenReady,
             director: None,
+            compression: self.compression,
             attempt_count_max: 3,
             retry_time,
             clock: Arc::new(SystemClock::new()),
@@ -350,6 +371,104 @@ impl Connector for Breaking {
     }
     fn place(&self) -> String {
         self.inner.place()
+    }
+}
+
+struct Slow {
+    inner: Arc<dyn Connector>,
+    bytes_per_s: u64,
+}
+
+impl Connector for Slow {
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
+        let stream = self.inner.connect(request, watch)?;
+        Ok(ByteStream {
+            output: Box::new(SlowWriter {
+                output: stream.output,
+                bytes_per_s: self.bytes_per_s,
+            }),
+            ..stream
+        })
+    }
+    fn place(&self) -> String {
+        self.inner.place()
+    }
+}
+
+/// A connection to a receiver that cannot decompress.
+struct Older {
+    inner: Arc<dyn Connector>,
+}
+
+impl Connector for Older {
+    fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
+        let stream = self.inner.connect(request, watch)?;
+        Ok(ByteStream {
+            input: Box::new(OlderReader {
+                input: stream.input,
+                greeting: None,
+            }),
+            ..stream
+        })
+    }
+    fn place(&self) -> String {
+        self.inner.place()
+    }
+}
+
+struct OlderReader {
+    input: Box<dyn Read + Send>,
+    /// What is left of the first frame.
+    greeting: Option<std::io::Cursor<Vec<u8>>>,
+}
+
+impl OlderReader {
+    fn read_greeting(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut bytes = vec![0; 16];
+        self.input.read_exact(&mut bytes)?;
+        let payload_bytes = u32::from_le_bytes(bytes[..4].try_into().unwrap());
+        bytes.resize(16 + payload_bytes as usize + 4, 0);
+        self.input.read_exact(&mut bytes[16..])?;
+        let mut decoder = FrameDecoder::new();
+        decoder.push(&bytes);
+        let mut frame = decoder.next_frame().unwrap().unwrap();
+        let Message::Hello(hello) = &mut frame.message else {
+            panic!("{frame:?} is not a greeting");
+        };
+        hello.capabilities = hello.capabilities.without(Capabilities::COMPRESSION);
+        let mut older = Vec::new();
+        frame.encode(&mut older);
+        Ok(older)
+    }
+}
+
+impl Read for OlderReader {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        if self.greeting.is_none() {
+            self.greeting = Some(std::io::Cursor::new(self.read_greeting()?));
+        }
+        match self.greeting.as_mut().unwrap().read(buffer)? {
+            0 => self.input.read(buffer),
+            count => Ok(count),
+        }
+    }
+}
+
+struct SlowWriter {
+    output: Box<dyn Write + Send>,
+    bytes_per_s: u64,
+}
+
+impl Write for SlowWriter {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let part = &bytes[..bytes.len().min(64 << 10)];
+        let count = self.output.write(part)?;
+        let nanos = count as u64 * 1_000_000_000 / self.bytes_per_s;
+        SystemClock::new().sleep(Duration::from_nanos(nanos));
+        Ok(count)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.output.flush()
     }
 }
 

@@ -16,6 +16,12 @@ impl Capabilities {
     /// All that this program has.
     pub const ALL: Self = Self(Self::SYNC.0 | Self::HASHES.0 | Self::COMPRESSION.0);
 
+    /// The others.
+    #[must_use]
+    pub fn without(self, unwanted: Self) -> Self {
+        Self(self.0 & !unwanted.0)
+    }
+
     /// Whether all of `wanted` are in the set.
     pub fn has(self, wanted: Self) -> bool {
         self.0 & wanted.0 == wanted.0

@@ -53,6 +53,14 @@ impl Frame {
         output.extend_from_slice(&checksum.to_le_bytes());
     }
 
+    /// The size of the encoded frame if its data were not compressed, in bytes.
+    pub fn plain_bytes(&self) -> u64 {
+        match &self.message {
+            Message::Compressed(frame) => frame.window_bytes(),
+            _ => self.encoded_bytes(),
+        }
+    }
+
     /// The size of the encoded frame, in bytes.
     pub fn encoded_bytes(&self) -> u64 {
         FRAME_OVERHEAD_BYTES + self.message.payload_bytes()
