@@ -63,6 +63,7 @@ pub(crate) fn copy_disk(
         purpose: CopyPurpose::Handover,
         trigger: FreezeTrigger::OnRequest,
         director: Some(run.director),
+        compression: tools.compression,
         attempt_count_max: run.attempt_count_max,
         retry_time: tools.retry_time,
         clock: Arc::clone(&tools.clock),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_engine::TrackedMachine;
 use holdfast_host::Machine;
-use holdfast_live_copy::{Connector, ThrottlePolicy};
+use holdfast_live_copy::{Connector, CopyCompression, ThrottlePolicy};
 use holdfast_repo::key::Randomness;
 
 use crate::disks::CopyEvents;
@@ -29,6 +29,8 @@ pub struct MigrationTools<'a> {
     pub former_disks: FormerDisks,
     /// For how long a lost connection is tried again.
     pub retry_time: Duration,
+    /// Whether the data of disks may be compressed.
+    pub compression: CopyCompression,
     /// The clock of all threads.
     pub clock: Arc<dyn Clock>,
     /// Randomness for the numbers of connections.

@@ -451,6 +451,46 @@ fn a_copy_to_another_host_survives_cuts_and_kills() {
     assert_eq!(std::fs::read_dir(there.path()).unwrap().count(), 1);
 }
 
+/// What compresses is sent compressed, and what does not as it is. Nothing is compressed for this host.
+#[test]
+fn data_is_compressed_for_another_host_behind_a_slow_connection() {
+    let rig = Rig::empty();
+    let Some(sshd) = Sshd::start(Program::Found, None) else {
+        return;
+    };
+    let lines: Vec<String> = (0..24 * MIB / 32)
+        .map(|number| format!("{number:>20} sessions\n"))
+        .collect();
+    let lines = lines.concat();
+    let there = tempfile::tempdir().unwrap();
+    let options = sshd.options_by(sshd.slow_proxy(8 << 20));
+    let copy = |name: &str, content: &[u8], more: &[&str]| {
+        rig.write(name, content);
+        let target = there.path().join(format!("{name}.{}", more.len()));
+        let far = format!("ssh://127.0.0.1{}", target.display());
+        let done = rig.report(&[&["live-copy", name, &far][..], more, &texts(&options)].concat());
+        assert!(std::fs::read(&target).unwrap() == content, "{name}");
+        ["sent_bytes", "uncompressed_bytes"].map(|field| done[field].as_u64().unwrap())
+    };
+    let [sent, uncompressed] = copy("text", lines.as_bytes(), &[]);
+    assert!(
+        uncompressed > 20 << 20 && sent < uncompressed / 2,
+        "{sent} of {uncompressed}"
+    );
+    let [sent, uncompressed] = copy("noise", &noise(8 * MIB, 50), &[]);
+    assert!(
+        uncompressed > 8 << 20 && sent == uncompressed,
+        "{sent} of {uncompressed}"
+    );
+    let [sent, uncompressed] = copy("text", lines.as_bytes().split_at(8 * MIB).0, &["--no-compression"]);
+    assert!(
+        uncompressed > 7 << 20 && sent == uncompressed,
+        "{sent} of {uncompressed}"
+    );
+    let here = rig.report(&["live-copy", "text", "here.raw"]);
+    assert_eq!(here["sent_bytes"], here["uncompressed_bytes"], "{here}");
+}
+
 #[test]
 fn a_restricted_receiver_takes_disks_into_its_folder_only() {
     let rig = Rig::empty();

@@ -5,13 +5,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_host::{Ssh, SshAddress, ToolError};
-use holdfast_live_copy::ReceiveTools;
+use holdfast_live_copy::{CopyCompression, ReceiveTools};
 use holdfast_repo::key::SystemRandomness;
 
 use crate::context::Context;
 use crate::errors::Error;
 use crate::machines::datasets::TOOL_TIME_OUT;
 use crate::machines::runs;
+
+/// How disks are sent to another host.
+#[derive(Debug, clap::Args)]
+pub(super) struct SendingArgs {
+    /// An option for ssh, as in its -o: ConnectTimeout=10; may be repeated
+    #[arg(long, value_name = "OPTION")]
+    pub(super) ssh_option: Vec<String>,
+    /// Do not compress data for another host; otherwise it is compressed while the connection is slower than that
+    #[arg(long)]
+    pub(super) no_compression: bool,
+}
+
+impl SendingArgs {
+    pub(super) fn compression(&self) -> CopyCompression {
+        if self.no_compression {
+            CopyCompression::Off
+        } else {
+            CopyCompression::Adaptive
+        }
+    }
+}
 
 pub(super) const SCHEME: &str = "ssh://";
 const SOCKET_SCHEME: &str = "unix://";

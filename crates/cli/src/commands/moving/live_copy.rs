@@ -25,7 +25,7 @@ use holdfast_repo::{Processes as _, SystemProcesses};
 
 use super::copy_advice::copy_error;
 use super::copy_target::{CopyTarget, ExportAddress};
-use super::far::program;
+use super::far::{SendingArgs, program};
 use crate::args::{Example, parse_format};
 use crate::commands::images::container::freeze_args::{FreezeArgs, warn_of_freeze};
 use crate::commands::images::container::now_s;
@@ -77,9 +77,8 @@ pub(crate) struct LiveCopyArgs {
     /// Try for this long to connect again after a connection was lost
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     retry_for: Duration,
-    /// An option for ssh, as in its -o: Compression=yes; may be repeated
-    #[arg(long, value_name = "OPTION")]
-    ssh_option: Vec<String>,
+    #[command(flatten)]
+    sending: SendingArgs,
     /// Open the source, and show what would be copied; write nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -320,7 +319,7 @@ impl LiveCopyArgs {
         let request = LiveCopyRequest {
             source,
             layout,
-            connector: target.connector(&self.ssh_option, context)?,
+            connector: target.connector(&self.sending.ssh_option, context)?,
             receive: ReceiveRequest {
                 target: target.path(),
                 size_bytes: layout.size_bytes(),
@@ -352,6 +351,7 @@ impl LiveCopyArgs {
             },
             purpose: CopyPurpose::Duplicate,
             trigger: FreezeTrigger::WhenReady,
+            compression: self.sending.compression(),
             attempt_count_max: ATTEMPT_COUNT_MAX,
             retry_time: self.retry_for,
             clock: Arc::clone(context.clock()),

@@ -26,7 +26,7 @@ use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
 
 use super::copy_advice::copy_error;
-use super::far::{MoveRoute, MoveTarget, program};
+use super::far::{MoveRoute, MoveTarget, SendingArgs, program};
 use super::live_copy::events::{round_text, warning_text};
 use super::live_copy::parse_time;
 use crate::args::{Example, SharedOptions};
@@ -76,9 +76,8 @@ pub(crate) struct MigrateArgs {
     /// Try for this long to connect again after a connection was lost
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     retry_for: Duration,
-    /// An option for ssh, as in its -o: Compression=yes; may be repeated
-    #[arg(long, value_name = "OPTION")]
-    ssh_option: Vec<String>,
+    #[command(flatten)]
+    sending: SendingArgs,
     /// Show what would be migrated, and what prevents it; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -308,6 +307,7 @@ impl MigrateArgs {
                 FormerDisks::Keep
             },
             retry_time: self.retry_for,
+            compression: self.sending.compression(),
             clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),

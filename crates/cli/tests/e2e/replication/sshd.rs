@@ -231,24 +231,38 @@ impl Sshd {
 
     /// Starts a proxy to it, which breaks connections after a number of transferred bytes.
     pub(crate) fn breaking_proxy(&self) -> BreakingProxy {
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let port = self.start_proxy(Arc::clone(&left), None);
+        BreakingProxy { port, left }
+    }
+
+    /// Starts a proxy to it that passes so many bytes per second, and returns its port.
+    pub(crate) fn slow_proxy(&self, bytes_per_s: u64) -> u16 {
+        self.start_proxy(Arc::new(AtomicU64::new(u64::MAX)), Some(bytes_per_s))
+    }
+
+    fn start_proxy(&self, left: Arc<AtomicU64>, bytes_per_s: Option<u64>) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
-        let left = Arc::new(AtomicU64::new(u64::MAX));
-        let (proxy_left, to) = (Arc::clone(&left), self.port);
+        // What is in its buffers is sent, however slow it is.
+        if bytes_per_s.is_some() {
+            rustix::net::sockopt::set_socket_recv_buffer_size(&listener, 64 << 10).unwrap();
+        }
+        let to = self.port;
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let left = Arc::clone(&proxy_left);
+                let left = Arc::clone(&left);
                 std::thread::spawn(move || {
                     let Ok(server) = TcpStream::connect(("127.0.0.1", to)) else {
                         return;
                     };
                     let backward = (server.try_clone().unwrap(), client.try_clone().unwrap());
-                    std::thread::spawn(move || forward(backward.0, backward.1, &AtomicU64::new(u64::MAX)));
-                    forward(client, server, &left);
+                    std::thread::spawn(move || forward(backward.0, backward.1, &AtomicU64::new(u64::MAX), None));
+                    forward(client, server, &left, bytes_per_s);
                 });
             }
         });
-        BreakingProxy { port, left }
+        port
     }
 }
 
@@ -271,7 +285,8 @@ impl BreakingProxy {
     }
 }
 
-fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
+fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64, bytes_per_s: Option<u64>) {
+    let clock = SystemClock::new();
     let mut buffer = vec![0; 16 << 10];
     while let Ok(length) = from.read(&mut buffer) {
         let allowed = left.load(Ordering::SeqCst);
@@ -281,6 +296,9 @@ fn forward(mut from: TcpStream, mut to: TcpStream, left: &AtomicU64) {
         }
         if length == 0 || to.write_all(&buffer[..passed]).is_err() || passed < length {
             break;
+        }
+        if let Some(bytes_per_s) = bytes_per_s {
+            clock.sleep(Duration::from_nanos(passed as u64 * 1_000_000_000 / bytes_per_s));
         }
     }
     from.shutdown(Shutdown::Both).ok();

@@ -37,6 +37,8 @@ pub(super) struct LiveCopied {
     size_bytes: u64,
     /// Bytes over the connection.
     sent_bytes: u64,
+    /// What these would be without compression.
+    uncompressed_bytes: u64,
     /// Bytes that were zero.
     zero_bytes: u64,
     consistency: &'static str,
@@ -115,6 +117,7 @@ impl LiveCopied {
             format: target.format.name(),
             size_bytes: report.size_bytes,
             sent_bytes: report.sent_bytes,
+            uncompressed_bytes: report.plain_bytes,
             zero_bytes: report.zero_bytes,
             consistency: consistency.word(),
             was_complete: report.was_complete,
@@ -152,7 +155,7 @@ impl Report for LiveCopied {
         let duration = Duration::from_millis(self.duration_ms);
         let mut parts = vec![
             format!("{} disk", units::bytes(self.size_bytes)),
-            format!("{} sent", units::bytes(self.sent_bytes)),
+            sent(self.sent_bytes, self.uncompressed_bytes),
             units::duration(duration),
         ];
         parts.extend(units::rate(self.sent_bytes, duration).map(units::bytes_per_second));
@@ -178,6 +181,15 @@ impl Report for LiveCopied {
             ),
         });
     }
+}
+
+/// What was sent, and what it was before compression.
+fn sent(sent_bytes: u64, uncompressed_bytes: u64) -> String {
+    let sent = format!("{} sent", units::bytes(sent_bytes));
+    if uncompressed_bytes == sent_bytes {
+        return sent;
+    }
+    format!("{sent} for {} of data", units::bytes(uncompressed_bytes))
 }
 
 /// Milliseconds with a fraction: most phases are short.

@@ -94,7 +94,7 @@ impl ContainerHost {
     fn reach(target: &MoveTarget, args: &MigrateArgs, context: &Context) -> Result<Self, Error> {
         match &target.route {
             MoveRoute::Ssh(host) => {
-                let ssh = Arc::new(host.connect(&args.ssh_option, context)?);
+                let ssh = Arc::new(host.connect(&args.sending.ssh_option, context)?);
                 let started_by = Arc::clone(&ssh);
                 let start = move || FarContainers::start(&*started_by);
                 let streams: Arc<dyn StreamTools> = ssh;

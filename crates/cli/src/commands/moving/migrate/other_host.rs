@@ -30,7 +30,7 @@ impl OtherHost {
     pub(super) fn reach(target: &MoveTarget, args: &MigrateArgs, context: &Context) -> Result<Self, Error> {
         match &target.route {
             MoveRoute::Ssh(host) => {
-                let ssh = Arc::new(host.connect(&args.ssh_option, context)?);
+                let ssh = Arc::new(host.connect(&args.sending.ssh_option, context)?);
                 let (uri, started_by) = (args.connect_there.clone(), Arc::clone(&ssh));
                 let start = move || FarHost::start(&*started_by, &uri);
                 let far = start().map_err(migration_error)?;

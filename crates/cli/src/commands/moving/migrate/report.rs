@@ -39,7 +39,10 @@ struct MovedDiskDocument {
     disk: String,
     path: String,
     size_bytes: u64,
+    /// Bytes over the connection.
     sent_bytes: u64,
+    /// What these would be without compression.
+    uncompressed_bytes: u64,
     /// Number of rounds after the first pass.
     rounds: usize,
     last_bytes: u64,
@@ -60,6 +63,7 @@ impl Migrated {
             path: disk.path.display().to_string(),
             size_bytes: disk.copy.size_bytes,
             sent_bytes: disk.copy.sent_bytes,
+            uncompressed_bytes: disk.copy.plain_bytes,
             rounds: disk.copy.rounds.len().saturating_sub(1),
             last_bytes: disk.copy.handover.last_bytes,
             last_pass_us: units::micros(disk.copy.handover.last_pass),
@@ -134,6 +138,7 @@ impl Report for Migrated {
         let mut table = Table::new([
             Column::text("DISK"),
             Column::number("SIZE"),
+            Column::number("DATA"),
             Column::number("SENT"),
             Column::number("ROUNDS"),
             Column::number("LAST"),
@@ -145,6 +150,7 @@ impl Report for Migrated {
             table.row([
                 disk.disk.clone(),
                 units::bytes(disk.size_bytes),
+                units::bytes(disk.uncompressed_bytes),
                 units::bytes(disk.sent_bytes),
                 disk.rounds.to_string(),
                 units::bytes(disk.last_bytes),

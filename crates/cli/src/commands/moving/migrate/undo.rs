@@ -97,7 +97,7 @@ impl MigrateArgs {
         let sockets = RuntimeFolder::make(&context.runtime_folder())?;
         let socket = sockets.path().join(RETURN_SOCKET);
         let listener = UnixListener::bind(&socket).map_err(socket_error("create", &socket))?;
-        let ssh = host.connect(&self.ssh_option, context)?;
+        let ssh = host.connect(&self.sending.ssh_option, context)?;
         let far_socket = return_socket(runs::new_run()?);
         ssh.forward_socket_back(&far_socket, &socket).map_err(ssh_error)?;
         let words = self.words_for_return(path, &far_socket, context);
@@ -133,6 +133,7 @@ impl MigrateArgs {
         words.extend(flags_of(&[
             (self.delete_former, "--delete-former"),
             (self.dry_run, "--dry-run"),
+            (self.sending.no_compression, "--no-compression"),
             (context.output().format() == Format::Json, "--json"),
             (context.is_quiet(), "--quiet"),
         ]));
