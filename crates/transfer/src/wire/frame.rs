@@ -4,7 +4,8 @@
 
 use holdfast_block::{Record, to_usize};
 
-use super::message::{DATA_FIELD_BYTES, Message, RangeContent, RangeFrame, ZERO_FIELD_BYTES};
+use super::message::{DATA_FIELD_BYTES, Message, ZERO_FIELD_BYTES};
+use super::range::{CompressedRange, RangeContent, RangeFrame};
 use crate::{Error, Result};
 
 /// Bytes of a frame before its payload.
@@ -74,6 +75,13 @@ impl RangeFrame {
             RangeContent::Data(bytes) => window_bytes_of(bytes.len() as u64),
             RangeContent::Zero | RangeContent::Hole => window_bytes_of(0),
         }
+    }
+}
+
+impl CompressedRange {
+    /// As many as without compression, since the receiver decompresses it.
+    pub(crate) fn window_bytes(&self) -> u64 {
+        window_bytes_of(self.length())
     }
 }
 

@@ -2,50 +2,17 @@
 
 #![deny(clippy::indexing_slicing)]
 
-use std::ops::Range;
 use std::time::Duration;
 
-use super::compressed::CompressedRange;
 use super::control::{
     Barrier, ErrorCode, LastPass, Ownership, PeerError, ReceiverTimes, RoundEnd, Seal, UnitComparison, UnitHash,
     UnitVerdict,
 };
 use super::field::{FieldReader, FieldWriter};
 use super::greeting::{Accept, Hello, Offer, ReceiverId};
-use crate::digest::{Digest, FrameContent};
+use super::range::{CompressedRange, RangeContent, RangeFrame};
+use crate::digest::Digest;
 use crate::{Error, Result};
-
-/// A range of the disk and its content.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RangeFrame {
-    /// Number of barriers that were sent before the frame. The receiver applies the frame between these barriers,
-    /// whenever it arrives.
-    pub pass: u32,
-    /// The range; never empty.
-    pub range: Range<u64>,
-    /// Its content.
-    pub content: RangeContent,
-}
-
-/// The content of a range.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum RangeContent {
-    /// Bytes, as many as the range has.
-    Data(Vec<u8>),
-    /// Reads as zero.
-    Zero,
-    /// Reads as zero, and may have no space allocated.
-    Hole,
-}
-
-impl RangeFrame {
-    pub(crate) fn content(&self) -> FrameContent<'_> {
-        match &self.content {
-            RangeContent::Data(bytes) => FrameContent::Data(bytes),
-            RangeContent::Zero | RangeContent::Hole => FrameContent::Zero,
-        }
-    }
-}
 
 /// A message.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,82 +1,23 @@
-//! Data that is compressed on its way: the message, and both directions of the compression.
+//! Compresses and decompresses the data of frames.
 //!
 //! The state machines do not compress: it takes milliseconds, in which they would answer nothing. The caller compresses
 //! frames after the sender has returned them, and decompresses what the receiver asks for.
 
 #![deny(clippy::indexing_slicing)]
 
-use std::ops::Range;
-
 use zstd::zstd_safe::{DCtx, find_frame_compressed_size};
 
-use super::field::{FieldReader, FieldWriter};
-use super::frame::window_bytes_of;
-use super::message::{RangeContent, RangeFrame};
+use super::range::{CompressedRange, RangeContent, RangeFrame};
 use crate::{Error, Result};
 
-/// Limit of the data of a frame before compression, in bytes.
-const DATA_BYTES_MAX: u64 = 4 << 20;
 /// Shorter data is not compressed: the fields and the checksum of its frame would outweigh the gain.
 const DATA_BYTES_MIN: usize = 1 << 10;
 /// The fastest level of zstd that still searches: a faster one gains little, a slower one is slower than many links.
 const LEVEL: i32 = 1;
 /// Compression must save one part of so many: less is not worth the time of the receiver.
 const SAVED_PART: usize = 8;
-/// Bytes before the compressed data.
-const FIELD_BYTES: u64 = 4 + 8 + 4;
 /// The name of the message, for errors.
 const NAME: &str = "COMPRESSED";
-
-/// A range of the disk with compressed data. Its fields are not checked against the data until
-/// [`decompress`](RangeDecompressor::decompress).
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CompressedRange {
-    /// As in [`RangeFrame`].
-    pub pass: u32,
-    /// The range: from 1 byte to 4 MiB.
-    pub range: Range<u64>,
-    /// One zstd frame, which is shorter than the range.
-    pub bytes: Vec<u8>,
-}
-
-impl CompressedRange {
-    fn length(&self) -> u64 {
-        self.range.end - self.range.start
-    }
-
-    /// The bytes that the frame takes of the window: as many as without compression, since the receiver decompresses it.
-    pub(crate) fn window_bytes(&self) -> u64 {
-        window_bytes_of(self.length())
-    }
-
-    pub(super) fn payload_bytes(&self) -> u64 {
-        FIELD_BYTES + self.bytes.len() as u64
-    }
-
-    pub(crate) fn encode(&self, to: &mut FieldWriter<'_>) {
-        to.u32(self.pass);
-        to.u64(self.range.start);
-        to.u32(u32::try_from(self.length()).expect("a frame has at most 4 MiB of data"));
-        to.bytes(&self.bytes);
-    }
-
-    pub(crate) fn decode(from: &mut FieldReader<'_>) -> Result<Self> {
-        let (pass, start, length) = (from.u32()?, from.u64()?, u64::from(from.u32()?));
-        let bytes = from.rest();
-        if length > DATA_BYTES_MAX {
-            return Err(from.malformed("the range is longer than 4 MiB"));
-        }
-        if bytes.len() as u64 >= length {
-            return Err(from.malformed("the compressed data is not shorter than the range"));
-        }
-        let end = start.checked_add(length);
-        Ok(Self {
-            pass,
-            range: start..end.ok_or(from.malformed("the range is too long"))?,
-            bytes: bytes.to_vec(),
-        })
-    }
-}
 
 /// Compresses frames. Keeps its tables between them.
 pub struct RangeCompressor {
