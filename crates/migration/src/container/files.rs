@@ -106,6 +106,7 @@ impl FileCopy<'_> {
             director: Some(&director),
             attempt_count_max: ATTEMPT_COUNT_MAX,
             retry_time: tools.retry_time,
+            compression: tools.compression,
             clock: Arc::clone(&tools.clock),
             randomness: tools.randomness,
             program: tools.program.clone(),

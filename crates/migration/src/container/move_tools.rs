@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_engine::ContainerPlace;
-use holdfast_live_copy::{CommandFreezer, Connector, CopyWarning};
+use holdfast_live_copy::{CommandFreezer, Connector, CopyCompression, CopyWarning};
 use holdfast_repo::key::Randomness;
 use holdfast_repo::{ProcessIdentity, Processes};
 
@@ -46,6 +46,8 @@ pub struct ContainerMoveTools<'a> {
     pub stopper: Option<&'a CommandFreezer>,
     /// For how long a lost connection is tried again.
     pub retry_time: Duration,
+    /// Whether data is compressed.
+    pub compression: CopyCompression,
     /// The clock of all threads.
     pub clock: Arc<dyn Clock>,
     /// Randomness for the numbers of connections.

@@ -248,6 +248,7 @@ impl MigrateArgs {
             connector: Arc::clone(&host.connector),
             stopper: stopper.as_ref(),
             retry_time: self.retry_for,
+            compression: self.sending.compression(),
             clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),
