@@ -466,7 +466,7 @@ fn data_is_compressed_for_another_host_behind_a_slow_connection() {
     let options = sshd.options_by(sshd.slow_proxy(8 << 20));
     let copy = |name: &str, content: &[u8], more: &[&str]| {
         rig.write(name, content);
-        let target = there.path().join(format!("{name}.{}", more.len()));
+        let target = there.path().join(format!("{name}-{}", more.len()));
         let far = format!("ssh://127.0.0.1{}", target.display());
         let done = rig.report(&[&["live-copy", name, &far][..], more, &texts(&options)].concat());
         assert!(std::fs::read(&target).unwrap() == content, "{name}");
