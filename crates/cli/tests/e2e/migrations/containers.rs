@@ -386,7 +386,7 @@ fn a_killed_migration_leaves_one_service() {
 #[test]
 #[ignore = "many kills: make torture"]
 fn many_killed_migrations_leave_one_service() {
-    kill_migrations(60);
+    kill_migrations(std::env::var("HOLDFAST_KILLS").map_or(60, |text| text.parse().unwrap()));
 }
 
 #[test]
