@@ -242,6 +242,7 @@ mod tests {
         "receive",
         "receive-disk",
         "receive-machine",
+        "receive-container",
         "freeze-commands",
         "peer",
         "daemon",

@@ -198,11 +198,10 @@ impl Arrival<'_> {
         if !is_of(&staging, id) {
             return Err(format!("{} is not this container", staging.display()));
         }
-        // The lock is of a file in the folder, and no process knows this name.
+        // Its lock is held until the folder has its name: a sender that has lost this connection waits for that.
         self.lock = None;
         let place = self.place(&staging)?;
         let idle = IdleContainer::lock(&place).map_err(|error| error_text(&error))?;
-        drop(idle);
         sync_folders(&staging).map_err(failed(&staging))?;
         let former = if folder.symlink_metadata().is_ok() {
             match self.state(folder, id)? {
@@ -217,6 +216,7 @@ impl Arrival<'_> {
                 rename_new(former, folder).ok();
             }
         })?;
+        drop(idle);
         Ok(ContainerAnswer::Completed { former })
     }
 

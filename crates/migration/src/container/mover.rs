@@ -8,7 +8,7 @@ use holdfast_engine::{IdleContainer, Job, Relocation, is_left_by_killed_process}
 use holdfast_image::ImageId;
 use holdfast_live_copy::{CommandFreezer, Freezer as _};
 
-use super::far::{ArrivalState, ContainerRequest, TOKEN_FILE};
+use super::far::{ArrivalState, ContainerRequest, FarContainers, TOKEN_FILE};
 use super::move_tools::{ContainerMove, ContainerMoveTools};
 use super::report::{ContainerMoveReport, ContainerPhase, ContainerRound};
 use super::rounds::{CopiedFiles, Holds};
@@ -282,15 +282,29 @@ impl<'a> ContainerMover<'a> {
 
     /// What is there, after an answer was lost.
     fn ask_state(&self) -> Result<ArrivalState> {
-        let plan = self.request.plan;
         let until = self.tools.clock.now() + PATIENCE;
         loop {
-            let state = (self.tools.reach_far_again)().and_then(|far| far.state(&plan.folder, &plan.id));
+            let state = (self.tools.reach_far_again)().and_then(|far| self.settled_state(&far));
             match state {
-                Err(Error::FarHost { .. }) if self.tools.clock.now() < until => self.tools.clock.sleep(INTERVAL),
+                Err(_) if self.tools.clock.now() < until => self.tools.clock.sleep(INTERVAL),
                 state => return state,
             }
         }
+    }
+
+    /// What is there for good.
+    ///
+    /// # Errors
+    /// The host does not answer, or the process of the lost connection may still give the folder its name.
+    fn settled_state(&self, far: &FarContainers) -> Result<ArrivalState> {
+        let plan = self.request.plan;
+        match far.state(&plan.folder, &plan.id)? {
+            state @ (ArrivalState::Complete | ArrivalState::InUse) => return Ok(state),
+            ArrivalState::Absent | ArrivalState::Former => {}
+        }
+        // It gets the lock which that process holds until it has ended.
+        far.prepare(&plan.folder, &plan.id, "")?;
+        far.state(&plan.folder, &plan.id)
     }
 
     /// The container is there by an earlier attempt: does what is left to do.
