@@ -352,7 +352,8 @@ fn files_of(folder: &Path) -> Result<Vec<SeedFile>, String> {
     let mut files = Vec::new();
     for entry in entries {
         let path = entry.map_err(failed(folder))?.path();
-        let found = path.symlink_metadata().map_err(failed(&path))?;
+        // A receiver deletes its journal at its end.
+        let Ok(found) = path.symlink_metadata() else { continue };
         let name = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
         let is_seed = |name: &String| checked_name(name).is_ok() && !is_of_folder(name);
         if let Some(name) = name.filter(|name| found.is_file() && found.len() > 0 && is_seed(name)) {
@@ -382,7 +383,11 @@ fn remove_others(staging: &Path, files: &[ExpectedFile]) -> Result<(), String> {
         } else {
             std::fs::remove_file(&path)
         };
-        removed.map_err(failed(&path))?;
+        match removed {
+            // A receiver deletes its journal at its end.
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(&path)(error)),
+            _ => {}
+        }
     }
     Ok(())
 }

@@ -202,18 +202,17 @@ impl<'a> ContainerMover<'a> {
         };
         self.tools.observer.phase(phase);
         let layers = idle.layers()?;
-        // An interruption of the user ends in the same error.
-        let [bytes, sent_bytes] = files.copy_layers(&layers, deadline, self.job).map_err(|error| {
-            if deadline.is_some_and(|deadline| self.tools.clock.now() >= deadline) && !self.job.interrupt.is_requested()
-            {
-                return Error::FrozenTooLong {
-                    machine: self.request.place.folder.display().to_string(),
-                    attempt_count: 1,
-                    frozen_max_ms: self.request.frozen_max.as_millis(),
-                };
-            }
-            error
-        })?;
+        let copied = files.copy_layers(&layers, deadline, self.job);
+        let is_late = deadline.is_some_and(|deadline| self.tools.clock.now() >= deadline);
+        // An interruption of the user ends in the same error as one by the deadline.
+        if is_late && !self.job.interrupt.is_requested() {
+            return Err(Error::FrozenTooLong {
+                machine: self.request.place.folder.display().to_string(),
+                attempt_count: 1,
+                frozen_max_ms: self.request.frozen_max.as_millis(),
+            });
+        }
+        let [bytes, sent_bytes] = copied?;
         files.rounds.push(ContainerRound {
             bytes,
             sent_bytes,
