@@ -234,7 +234,7 @@ fn a_copy_survives_the_loss_of_its_server() {
     it.assert_copied();
 }
 
-/// Nobody answers any more: the copy ends after --retry-for, and with the server the same command continues it.
+/// The server stays away: the copy ends after --retry-for. When the server is back, the same command continues it.
 #[test]
 fn a_copy_ends_if_its_server_stays_away() {
     let it = ExportRig::new(48 * MIB, 48 << 20);

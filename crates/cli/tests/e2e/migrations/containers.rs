@@ -17,7 +17,8 @@ use crate::schedules::wait_until;
 use crate::verbs::containers::Container;
 use crate::verbs::mounts::MountPoint;
 
-/// A service that appends numbers to a file of the container, each durably. It goes on after the last number.
+/// A service that appends consecutive numbers to a file of the container, and syncs each. A restarted service continues with the
+/// next number.
 const SERVICE: &str = r#"
 state=$(dirname "$0")
 case $1 in
