@@ -223,7 +223,7 @@ impl Arrival<'_> {
     fn revert(&mut self, folder: &Path, id: &str, former: Option<&Path>) -> Answered {
         match self.state(folder, id)? {
             ArrivalState::Complete => {}
-            state => return Err(format!("{} is {state:?} there", folder.display())),
+            state => return Err(format!("{} {state} there", folder.display())),
         }
         let place = self.place(folder)?;
         let idle = IdleContainer::lock(&place).map_err(|error| error_text(&error))?;

@@ -184,6 +184,17 @@ pub(crate) enum ArrivalState {
     InUse,
 }
 
+impl std::fmt::Display for ArrivalState {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Absent => "is not complete",
+            Self::Former => "was migrated to another host",
+            Self::Complete => "is complete",
+            Self::InUse => "is in use",
+        })
+    }
+}
+
 /// The `holdfast` of the other host, for containers.
 pub struct FarContainers(RequestLink);
 

@@ -117,14 +117,14 @@ pub fn plan_container(request: &ContainerPlanRequest<'_>) -> Result<ContainerPla
     if is_there {
         notes.push(format!("it is at {} already, by an earlier attempt", request.address));
     } else {
-        let [found, told] = request.far.check(ContainerCheck {
+        let [obstacles_there, notes_there] = request.far.check(ContainerCheck {
             folder: request.folder.to_owned(),
             id: id.clone(),
             expected_bytes: file_bytes,
             mount: mount.clone(),
         })?;
-        obstacles.extend(found);
-        notes.extend(told);
+        obstacles.extend(obstacles_there);
+        notes.extend(notes_there);
     }
     Ok(ContainerPlan {
         folder: request.folder.to_owned(),
