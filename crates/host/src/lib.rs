@@ -32,7 +32,7 @@ pub use system::file_stamp::stamp_of;
 pub use system::identity::{MacAddress, Uuid};
 pub use system::process::{
     Answer, Call, CallOutput, ConfinedReader, HandedProcess, LineProcess, LocalTools, PROGRAM_PATH, Piped, PipedEnd,
-    ProcessOutcome, StreamTools, ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command,
+    ProcessOutcome, StreamTools, ToolError, Tools, Worker, WorkerOutput, WorkerRequest, command, run_shell_command,
 };
 pub use system::processes::UserIdentity;
 pub use system::processes::{

@@ -3,13 +3,12 @@
 //! Another process calls them. It thaws when its input ends, for whatever reason, and when a freeze lasts too long.
 
 use std::io::{BufRead, Write};
-use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_host::{Call, LineProcess, ProcessOutcome};
+use holdfast_host::{LineProcess, run_shell_command};
 
 use crate::error::{Error, Result};
 use crate::source::Freezer;
@@ -198,34 +197,9 @@ fn thaw_patiently(commands: &FreezeCommands, clock: &dyn Clock) -> Result<()> {
 impl FreezeCommands {
     /// Calls one of the commands by a shell.
     fn call(&self, command: &str, clock: &dyn Clock) -> Result<()> {
-        let failed = |reason: String| Error::Command {
+        run_shell_command(command, self.command_time_max, clock).map_err(|reason| Error::Command {
             command: command.to_owned(),
             reason,
-        };
-        let call = Call {
-            program: Path::new("/bin/sh"),
-            arguments: &["-c", command],
-            variables: &[],
-            withheld: &[],
-            input: &[],
-            time_out: self.command_time_max,
-            is_stopped: &|| false,
-        };
-        let output = call.run(clock).map_err(|error| failed(error.to_string()))?;
-        let how = match output.outcome {
-            ProcessOutcome::Success => return Ok(()),
-            ProcessOutcome::ExitCode(code) => format!("it ended with code {code}"),
-            ProcessOutcome::Signal(signal) => format!("signal {signal} ended it"),
-            ProcessOutcome::TimedOut | ProcessOutcome::Stopped => {
-                format!("it did not end within {} s", self.command_time_max.as_secs())
-            }
-        };
-        let lines = output
-            .lines
-            .iter()
-            .map(|line| line.trim())
-            .filter(|line| !line.is_empty());
-        let message: Vec<&str> = [&how[..]].into_iter().chain(lines).collect();
-        Err(failed(message.join("; ")))
+        })
     }
 }

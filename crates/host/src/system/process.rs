@@ -251,6 +251,33 @@ impl Call<'_> {
     }
 }
 
+/// Runs a command of the user by a shell, without input.
+///
+/// # Errors
+/// As text: how it ended, and what it printed.
+pub fn run_shell_command(command: &str, time_max: Duration, clock: &dyn Clock) -> Result<(), String> {
+    let call = Call {
+        program: Path::new("/bin/sh"),
+        arguments: &["-c", command],
+        variables: &[],
+        withheld: &[],
+        input: &[],
+        time_out: time_max,
+        is_stopped: &|| false,
+    };
+    let CallOutput { outcome, lines } = call.run(clock).map_err(|error| error.to_string())?;
+    let how = match outcome {
+        ProcessOutcome::Success => return Ok(()),
+        ProcessOutcome::TimedOut => format!("it did not end within {} s, and was killed", time_max.as_secs()),
+        failure => failure.to_string(),
+    };
+    let lines = lines.iter().map(|line| line.trim().to_owned());
+    let message: Vec<String> = std::iter::once(how)
+        .chain(lines.filter(|line| !line.is_empty()))
+        .collect();
+    Err(message.join("; "))
+}
+
 fn outcome_of(status: ExitStatus) -> ProcessOutcome {
     match (status.code(), status.signal()) {
         (Some(0), _) => ProcessOutcome::Success,
@@ -278,7 +305,7 @@ mod tests {
 
     use holdfast_block::{Clock as _, SystemClock};
 
-    use super::{Call, CallOutput, ProcessOutcome};
+    use super::{Call, CallOutput, ProcessOutcome, run_shell_command};
 
     fn call(script: &str, time_out: Duration) -> CallOutput {
         Call {
@@ -295,6 +322,16 @@ mod tests {
     }
 
     const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_failed_shell_command_says_how_it_ended_and_what_it_printed() {
+        let run = |command| run_shell_command(command, LONG, &SystemClock::new());
+        assert_eq!(run("echo ready"), Ok(()));
+        let failed = run("echo; echo ' no such disk'; echo code >&2; exit 4");
+        assert_eq!(failed, Err("it ended with code 4; no such disk; code".to_owned()));
+        let killed = run_shell_command("sleep 60", Duration::from_secs(1), &SystemClock::new());
+        assert_eq!(killed, Err("it did not end within 1 s, and was killed".to_owned()));
+    }
 
     /// The program has a short grace period in which it can end by itself.
     #[test]

@@ -15,7 +15,7 @@ use holdfast_block::{Clock, FileDevice, IoMode, error_text, rename_durably, sync
 use holdfast_engine::{ContainerPlace, DiskTransport, IdleContainer, Relocation};
 use holdfast_host::nbd_device::check_nbd;
 use holdfast_host::provider::Mounts;
-use holdfast_host::{Call, ProcessOutcome};
+use holdfast_host::run_shell_command;
 use holdfast_image::{CONTAINER_FILE, ContainerLock, ContainerTree, DESCRIPTOR_FILE, TreeLayer, is_memory_folder};
 use rustix::fs::{Access, AtFlags, CWD, RenameFlags, accessat, renameat_with};
 
@@ -236,21 +236,9 @@ impl Arrival<'_> {
     }
 
     fn run(&self, command: &str) -> Answered {
-        let call = Call {
-            program: Path::new("/bin/sh"),
-            arguments: &["-c", command],
-            variables: &[],
-            withheld: &[],
-            input: &[],
-            time_out: COMMAND_TIME_MAX,
-            is_stopped: &|| false,
-        };
-        let output = call.run(&*self.tools.clock).map_err(|error| error.to_string())?;
-        if output.outcome == ProcessOutcome::Success {
-            return Ok(ContainerAnswer::Done {});
-        }
-        let lines: Vec<&str> = output.lines.iter().map(|line| line.trim()).collect();
-        Err(format!("{command}: {:?}; {}", output.outcome, lines.join("; ")))
+        run_shell_command(command, COMMAND_TIME_MAX, &*self.tools.clock)
+            .map_err(|reason| format!("{command}: {reason}"))?;
+        Ok(ContainerAnswer::Done {})
     }
 
     fn delete_former(&self, folder: &Path, id: &str) -> Answered {
