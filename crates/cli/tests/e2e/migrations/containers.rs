@@ -21,9 +21,13 @@ use crate::verbs::mounts::MountPoint;
 /// next number.
 const SERVICE: &str = r#"
 state=$(dirname "$0")
+# A process that has ended keeps its number until its parent asks for its exit code.
+runs() {
+    grep -q '^State:[[:space:]]*[^ZX[:space:]]' "/proc/$1/status" 2>/dev/null
+}
 case $1 in
 start)
-    kill -0 "$(cat "$state/service.pid" 2>/dev/null)" 2>/dev/null && exit 0
+    runs "$(cat "$state/service.pid" 2>/dev/null)" && exit 0
     (
         cd "$2" || exit 1
         last=$(tail -n 1 numbers 2>/dev/null || echo 0)
@@ -40,7 +44,7 @@ start)
 stop)
     pid=$(cat "$state/service.pid")
     kill $pid
-    while kill -0 $pid 2>/dev/null; do sleep 0.01; done
+    while runs $pid; do sleep 0.01; done
     ;;
 esac
 "#;
