@@ -122,12 +122,15 @@ impl AgentConnection<'_> {
 
     /// Returns the bytes before `end`, and consumes `end`.
     fn read_to(&mut self, end: u8) -> Result<Vec<u8>, AgentError> {
+        let mut searched = 0;
         loop {
-            if let Some(place) = self.pending.iter().position(|byte| *byte == end) {
-                let mut received: Vec<u8> = self.pending.drain(..=place).collect();
+            let found = self.pending[searched..].iter().position(|byte| *byte == end);
+            if let Some(place) = found {
+                let mut received: Vec<u8> = self.pending.drain(..=searched + place).collect();
                 received.pop();
                 return Ok(received);
             }
+            searched = self.pending.len();
             let left = self.until.saturating_sub(self.clock.now());
             if left.is_zero() {
                 return Err(AgentError::TimedOut(self.deadline));
