@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
@@ -20,6 +20,7 @@ use holdfast_test_kit::libvirt::LibvirtLab;
 use crate::host::{system, text};
 use crate::program::{stderr, stdout};
 use crate::rig::{Rig, assert_code, noise};
+use crate::schedules::wait_until;
 use crate::verbs::refusals::open_to_all;
 
 const MIB: usize = 1 << 20;
@@ -569,30 +570,28 @@ fn survives_kills(format: &str) {
     }
     let mounted = MountedFileSystem::new(format);
     let clock = SystemClock::new();
-    let is_done = AtomicBool::new(false);
-    let written = std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut count = 0;
+    let (is_done, written) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
             while !is_done.load(Ordering::SeqCst) {
+                let count = written.load(Ordering::SeqCst);
                 let bytes = noise(150_000, count);
                 let mut file = File::create(mounted.inside.path(&format!("file{}", count % 100))).unwrap();
                 file.write_all(&bytes).unwrap();
                 if count % 3 == 0 {
                     file.sync_all().unwrap();
                 }
-                count += 1;
+                written.store(count + 1, Ordering::SeqCst);
             }
-            count
         });
         for _ in 0..8 {
             clock.sleep(Duration::from_millis(300));
             mounted.kill_worker();
         }
-        clock.sleep(Duration::from_millis(300));
+        wait_until("every file was written", || written.load(Ordering::SeqCst) > 100);
         is_done.store(true, Ordering::SeqCst);
-        writer.join().unwrap()
     });
-    assert!(written > 100, "{written}");
+    let written = written.into_inner();
     let newest: Vec<(String, u64)> = (written.saturating_sub(100)..written)
         .map(|count| (format!("file{}", count % 100), count))
         .collect();
