@@ -79,6 +79,7 @@ pub use operations::map::{MapContent, MapEntry};
 pub use operations::new_identity::{
     IdentityChange, NewIdentity, UnnamedChildren, children_in_folder, dependents_in_folder, plan_identity, set_identity,
 };
+pub use operations::renamed_backing::RenamedBacking;
 pub use operations::repair::{Repair, RepairIntent, plan_repair};
 pub use operations::resize::{LostData, ResizePlan, ResizeReport, Shrink, plan_resize, resize};
 pub use pipeline::copy_pipeline::Continue;

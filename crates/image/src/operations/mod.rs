@@ -7,5 +7,6 @@ pub(crate) mod image;
 pub(crate) mod image_mut;
 pub(crate) mod map;
 pub(crate) mod new_identity;
+pub(crate) mod renamed_backing;
 pub(crate) mod repair;
 pub(crate) mod resize;

@@ -400,6 +400,48 @@ fn parse_compression(field: u8, incompatible: u64, image: &str) -> Result<Compre
     Ok(compression)
 }
 
+/// What the first cluster `head` of an image with a backing file begins with if that file is called `name`.
+///
+/// # Errors
+/// The image has no backing file, or the name does not fit.
+pub(crate) fn with_backing_name(head: &[u8], name: &str) -> Result<Vec<u8>> {
+    let refused = |detail: String| Error::InvalidOption {
+        option: "backing file",
+        detail,
+    };
+    let fields = Fields::first_of(head).ok_or_else(|| refused("the image has no header".to_owned()))?;
+    let (start, old_bytes) = (fields.be_u64::<8>(), fields.be_u32::<16>());
+    let new_bytes = u32::try_from(name.len()).unwrap_or(u32::MAX);
+    if start < u64::from(HEADER_BYTES_V2) || old_bytes == 0 {
+        return Err(refused("the image has none".to_owned()));
+    }
+    let place = |bytes: u32| {
+        let end = start.checked_add(u64::from(bytes))?;
+        Some(to_usize(start)..to_usize(end)).filter(|place| place.end <= head.len())
+    };
+    let (Some(old), Some(new)) = (place(old_bytes), place(new_bytes)) else {
+        return Err(refused(format!(
+            "a name of {new_bytes} bytes does not fit into the header cluster"
+        )));
+    };
+    if new_bytes == 0 || new_bytes > BACKING_NAME_BYTES_MAX {
+        return Err(refused(format!(
+            "a name has 1 to {BACKING_NAME_BYTES_MAX} bytes, not {new_bytes}"
+        )));
+    }
+    let mut changed = head.get(..old.end.max(new.end)).unwrap_or_default().to_vec();
+    for (range, content) in [
+        (old, &vec![0; old_bytes as usize][..]),
+        (new, name.as_bytes()),
+        (16..20, &new_bytes.to_be_bytes()),
+    ] {
+        if let Some(part) = changed.get_mut(range) {
+            part.copy_from_slice(content);
+        }
+    }
+    Ok(changed)
+}
+
 /// Reads and validates the header of a qcow2 file.
 pub(crate) fn load_header(file: &dyn ImageFile, image: &str) -> Result<Qcow2Header> {
     let file_bytes = file.length_bytes()?;
