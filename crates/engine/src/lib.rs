@@ -179,8 +179,8 @@ pub use restore::instant::{
 pub use restore::machine::{
     AfterRestore, ConfigurationChoice, Definition, FileContent, FileWay, InPlaceOptions, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineOptions, PlannedFile, PlannedFolder,
-    PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, SpaceNeeded, Started, plan_machine_restore,
-    restore_machine,
+    PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, SpaceNeeded, Started, chain_of,
+    plan_machine_restore, restore_machine,
 };
 pub use restore::mount::{
     ImageMount, ImageWorkerRequest, MountContent, MountPlace, MountRequest, MountedContent, MountedImage,

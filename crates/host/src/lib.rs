@@ -22,7 +22,9 @@ pub use hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 pub use hypervisor::machine::{
     BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
-pub use hypervisor::migration::{Autostart, GuestSpeed, LiveMigration, MigrationRequest, ProcessorFit};
+pub use hypervisor::migration::{
+    Autostart, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit, SnapshotDescription,
+};
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};
 pub use hypervisor::traits::{Hypervisor, HypervisorMut, KeptStates, MEMORY_PIPE, Machine, Resumption};

@@ -5,6 +5,7 @@
 
 mod needs;
 mod rewrite;
+mod snapshot_xml;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ pub use rewrite::{
     DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element,
     overlays_document, rewrite, served_folder, with_links_down, with_name, with_own_disks, with_served_disks,
 };
+pub use snapshot_xml::{SnapshotFile, files_of_snapshot, snapshot_sources, with_moved_files};
 
 use crate::hypervisor::machine::{BackupMark, DiskKind, DiskSource, MachineDisk};
 use crate::hypervisor::tpm::{TpmStore, TpmVersion};
@@ -98,18 +100,6 @@ impl DomainXml {
             mark: child(domain, "metadata").map(mark).unwrap_or_default(),
         })
     }
-}
-
-/// The files that the XML of a libvirt snapshot names: the disks of the snapshot, and those of the machine at that
-/// time.
-///
-/// # Errors
-/// A description of what is wrong with the XML.
-pub fn snapshot_sources(text: &str) -> Result<Vec<PathBuf>, String> {
-    let document = document_of(text)?;
-    let sources = document.descendants().filter(|node| node.has_tag_name("source"));
-    let files = sources.filter_map(|node| node.attribute("file").or_else(|| node.attribute("dev")));
-    Ok(files.map(PathBuf::from).collect())
 }
 
 /// Parses the text, with a limit on its size.

@@ -4,6 +4,7 @@ mod change;
 mod checkpoints;
 mod copies;
 mod files;
+mod history;
 mod library;
 mod migration;
 mod monitor;

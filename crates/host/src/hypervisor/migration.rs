@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::hypervisor::error::Result;
 
 /// How a machine moves. Its disks are copied by the caller.
@@ -40,7 +42,34 @@ pub enum ProcessorFit {
     Unknown,
 }
 
-/// A hypervisor that moves running machines, given by name or UUID.
+/// The snapshots and checkpoints of a machine, as its hypervisor describes them. What they contain is in its images.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MachineHistory {
+    /// The snapshots, each after its parent.
+    pub snapshots: Vec<SnapshotDescription>,
+    /// The descriptions of the checkpoints, each after its parent.
+    pub checkpoints: Vec<String>,
+}
+
+impl MachineHistory {
+    /// Whether there is neither a snapshot nor a checkpoint.
+    pub fn is_empty(&self) -> bool {
+        self.snapshots.is_empty() && self.checkpoints.is_empty()
+    }
+}
+
+/// A snapshot, as its hypervisor describes it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SnapshotDescription {
+    /// The description.
+    pub text: String,
+    /// Whether the next snapshot will be its child.
+    pub is_current: bool,
+}
+
+/// A hypervisor that moves machines, given by name or UUID.
 pub trait LiveMigration: Send + Sync {
     /// The configuration of a running machine for the hypervisor of another host, complete with what the guest sees.
     fn migratable_configuration(&self, machine: &str) -> Result<String>;
@@ -59,6 +88,15 @@ pub trait LiveMigration: Send + Sync {
 
     /// Sets whether a machine starts with its host.
     fn set_autostart(&self, machine: &str, starts: Autostart) -> Result<()>;
+
+    /// The snapshots and checkpoints of a machine.
+    fn history(&self, machine: &str) -> Result<MachineHistory>;
+
+    /// Replaces the descriptions of the snapshots and checkpoints of a machine. Its images are not changed.
+    ///
+    /// # Errors
+    /// The machine has a part of them; the call can be repeated.
+    fn replace_history(&self, machine: &str, history: &MachineHistory) -> Result<()>;
 
     /// Whether the processor of this host can run a machine with this configuration.
     fn processor_fit(&self, configuration: &str) -> ProcessorFit;

@@ -121,7 +121,7 @@ impl Neighbour {
 /// An image and its base images, as far as they can be read. No file is changed.
 ///
 /// Without a given format the image is raw, as for libvirt: a guest may have written any header into it.
-pub(crate) fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
+pub fn chain_of(path: &Path, format: Option<&str>) -> Vec<PathBuf> {
     let mut chain = vec![path.to_owned()];
     let mut format = format.and_then(Format::from_name);
     while let Some(said) = format.filter(|format| *format != Format::Raw)

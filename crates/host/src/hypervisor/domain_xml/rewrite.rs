@@ -201,7 +201,7 @@ pub fn rewrite(text: &str, request: &Rewrite) -> Result<Rewritten, String> {
     })
 }
 
-fn utf8(path: &std::path::Path) -> Result<&str, String> {
+pub(super) fn utf8(path: &std::path::Path) -> Result<&str, String> {
     path.to_str()
         .ok_or_else(|| format!("the path {} is not UTF-8", path.display()))
 }

@@ -96,6 +96,10 @@ forwarded! {
     Main: fn virDomainBlockCopy(dom: virDomainPtr, disk: *const c_char, destxml: *const c_char, params: virTypedParameterPtr, nparams: c_int, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockJobAbort(dom: virDomainPtr, disk: *const c_char, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockJobSetSpeed(dom: virDomainPtr, disk: *const c_char, bandwidth: c_ulong, flags: c_uint) -> c_int, or -1;
+    Main: fn virDomainCheckpointCreateXML(domain: virDomainPtr, xml_desc: *const c_char, flags: c_uint) -> virDomainCheckpointPtr, or ptr::null_mut();
+    Main: fn virDomainCheckpointDelete(checkpoint: virDomainCheckpointPtr, flags: c_uint) -> c_int, or -1;
+    Main: fn virDomainCheckpointFree(checkpoint: virDomainCheckpointPtr) -> c_int, or -1;
+    Main: fn virDomainCheckpointGetXMLDesc(checkpoint: virDomainCheckpointPtr, flags: c_uint) -> *mut c_char, or ptr::null_mut();
     Main: fn virDomainCreate(domain: virDomainPtr) -> c_int, or -1;
     Main: fn virDomainDefineXML(conn: virConnectPtr, xml: *const c_char) -> virDomainPtr, or ptr::null_mut();
     Main: fn virDomainDestroy(domain: virDomainPtr) -> c_int, or -1;
@@ -124,8 +128,10 @@ forwarded! {
     Main: fn virDomainResume(domain: virDomainPtr) -> c_int, or -1;
     Main: fn virDomainSetAutostart(domain: virDomainPtr, autostart: c_int) -> c_int, or -1;
     Main: fn virDomainSnapshotCreateXML(domain: virDomainPtr, xml_desc: *const c_char, flags: c_uint) -> virDomainSnapshotPtr, or ptr::null_mut();
+    Main: fn virDomainSnapshotDelete(snapshot: virDomainSnapshotPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainSnapshotFree(snapshot: virDomainSnapshotPtr) -> c_int, or -1;
     Main: fn virDomainSnapshotGetXMLDesc(snapshot: virDomainSnapshotPtr, flags: c_uint) -> *mut c_char, or ptr::null_mut();
+    Main: fn virDomainSnapshotIsCurrent(snapshot: virDomainSnapshotPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainSnapshotNum(domain: virDomainPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainUndefineFlags(domain: virDomainPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virGetLastError() -> virErrorPtr, or ptr::null_mut();

@@ -9,9 +9,11 @@ use std::time::Duration;
 use virt::domain::MigrateParameters;
 use virt::sys;
 
-use super::{Libvirt, is_code};
+use super::{Libvirt, history, is_code};
 use crate::hypervisor::error::Result;
-use crate::hypervisor::migration::{Autostart, GuestSpeed, LiveMigration, MigrationRequest, ProcessorFit};
+use crate::hypervisor::migration::{
+    Autostart, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
+};
 use virt::error::ErrorNumber;
 
 /// The usual sockets of a daemon, for an address without one.
@@ -67,6 +69,17 @@ impl LiveMigration for Libvirt {
         let machine = self.find(machine)?;
         let set = machine.domain().set_autostart(starts == Autostart::On);
         set.map_err(|error| machine.refused("change the start of", &error))
+    }
+
+    fn history(&self, machine: &str) -> Result<MachineHistory> {
+        let machine = self.find(machine)?;
+        history::read(&machine.domain()).map_err(|error| machine.refused("list the snapshots of", &error))
+    }
+
+    fn replace_history(&self, machine: &str, history: &MachineHistory) -> Result<()> {
+        let machine = self.find(machine)?;
+        let replaced = history::replace(&machine.domain(), history);
+        replaced.map_err(|error| machine.refused("store the snapshots of", &error))
     }
 
     fn processor_fit(&self, configuration: &str) -> ProcessorFit {
