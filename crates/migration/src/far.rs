@@ -6,7 +6,7 @@ mod services;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::StreamTools;
+use holdfast_host::{MachineHistory, StreamTools};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -20,6 +20,9 @@ pub const RECEIVE_MACHINE_COMMAND: [&str; 2] = ["receive-machine", "1"];
 /// The name of the variables of the firmware among the disks of a machine.
 pub(crate) const NVRAM: &str = "nvram";
 
+/// The name of backing files that neither a disk nor a snapshot names. They may be templates of other machines.
+pub(crate) const BACKING: &str = "backing";
+
 /// What is asked of the other host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
@@ -28,6 +31,8 @@ pub(crate) enum FarRequest {
     Describe {},
     /// The disks of a definition of the machine there, which is shut off: it ran there before.
     FormerDisks { uuid: String },
+    /// The files of such a definition, with those of its snapshots.
+    FormerFiles { uuid: String },
     /// Whether a new disk can have this path.
     Path { path: PathBuf },
     /// What prevents a machine from running there.
@@ -45,7 +50,13 @@ pub(crate) enum FarRequest {
     /// Answer when the machine runs there.
     AwaitStart { uuid: String },
     /// Define the machine, which is shut off.
-    Define { uuid: String, configuration: String },
+    Define {
+        uuid: String,
+        configuration: String,
+        /// Its snapshots and checkpoints, which are in the files that have come.
+        #[serde(default, skip_serializing_if = "MachineHistory::is_empty")]
+        history: MachineHistory,
+    },
     /// The machine is there, in this state: do what is left to do, and delete these files.
     Complete {
         uuid: String,
@@ -178,7 +189,16 @@ impl FarHost {
 
     /// The disks that a machine had there before.
     pub(crate) fn former_disks(&self, uuid: &str) -> Result<Vec<FormerDisk>> {
-        match self.ask(&FarRequest::FormerDisks { uuid: uuid.to_owned() })? {
+        self.former(&FarRequest::FormerDisks { uuid: uuid.to_owned() })
+    }
+
+    /// The files that a machine had there before. Each is named by its file name, [`BACKING`] or [`NVRAM`].
+    pub(crate) fn former_files(&self, uuid: &str) -> Result<Vec<FormerDisk>> {
+        self.former(&FarRequest::FormerFiles { uuid: uuid.to_owned() })
+    }
+
+    fn former(&self, request: &FarRequest) -> Result<Vec<FormerDisk>> {
+        match self.ask(request)? {
             FarAnswer::FormerDisks { disks } => Ok(disks),
             _ => Err(self.other_version()),
         }
@@ -226,7 +246,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_lines_unchanged::<FarRequest>(REQUESTS);
         assert_lines_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [15, 10]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [17, 10]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use holdfast_block::BlockDevice as _;
+use holdfast_engine::chain_of;
 use holdfast_image::{Format, Image, OpenOptions};
 
 use crate::error::{Error, Result};
@@ -31,6 +32,8 @@ impl ImageFile {
     fn options(&self) -> OpenOptions {
         OpenOptions {
             format: self.format.as_deref().and_then(Format::from_name),
+            // A hypervisor opens backing files in all folders.
+            allow: chain_of(&self.path, self.format.as_deref()),
             ..OpenOptions::default()
         }
     }

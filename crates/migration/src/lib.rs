@@ -11,6 +11,7 @@
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
 //! - `socket_host`: another host that is reached by a socket instead of ssh; `streams`: bytes between two sockets
 //! - `plan`, `image_file`: what a migration would do, and what prevents it
+//! - `machine_files`: the files of a machine that moves with its snapshots
 //! - `move_progress`: the progress of all disks together, and of the memory
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
 //! - `mover`: what follows on each event; `move_watch`: what its threads wait for; `resolution`: where the machine runs after a
@@ -25,6 +26,7 @@ mod disks;
 mod error;
 mod far;
 mod image_file;
+mod machine_files;
 mod memory_convergence;
 mod memory_relay;
 mod memory_watch;
@@ -55,7 +57,7 @@ pub use far::{
 pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
 pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, RunningTools};
-pub use plan::{IncompleteMemory, LiveMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
+pub use plan::{CopiedForm, IncompleteMemory, LiveMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
 pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
 pub use run::migrate_running;
 pub use shut_off::migrate_shut_off;

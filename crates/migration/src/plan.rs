@@ -1,19 +1,26 @@
 //! What a migration would do, and everything that prevents it, before the first byte is sent.
 
+mod files;
+mod moving;
 mod places;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::domain_xml::{DiskChange, DiskPlace, HostNeeds, Identity, Medium, Rewrite, rewrite};
-use holdfast_host::qemu::QemuVersion;
+use holdfast_host::domain_xml::{
+    DiskChange, DiskPlace, HostNeeds, Identity, Medium, Rewrite, rewrite, with_moved_files,
+};
 use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
-use holdfast_host::{Description, KeptStates, Machine, MachineState};
+use holdfast_host::qemu::{QemuVersion, jobs};
+use holdfast_host::qmp::MonitorError;
+use holdfast_host::{Description, KeptStates, Machine, MachineHistory, MachineState};
 
 use crate::error::{Error, Result};
-use crate::far::{CheckRequest, FarAnswer, FarHost, FarRequest, MovingHypervisor, NVRAM};
-pub use places::PlannedDisk;
-use places::{DiskPlaces, checked_disk, plan_disks};
+use crate::far::{BACKING, CheckRequest, FarAnswer, FarHost, FarRequest, MovingHypervisor, NVRAM};
+use crate::image_file::ImageFile;
+use moving::Moving;
+use places::checked_disk;
+pub use places::{CopiedForm, PlannedDisk};
 
 /// Whether a machine may move although its memory may arrive incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +71,10 @@ pub struct MigrationPlan {
     pub configuration: String,
     /// The configuration for later starts.
     pub kept_configuration: String,
+    /// Its snapshots and checkpoints, if it is shut off: its files move as they are then.
+    pub history: MachineHistory,
+    /// Images that nothing may write while files move.
+    pub images: Vec<ImageFile>,
     /// Whether its memory arrives complete if it is sent while the machine runs.
     pub live_memory: LiveMemory,
     /// Whether it starts with its host.
@@ -155,16 +166,8 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
             .push("its hypervisor there has no default folder for images: name one, ssh://HOST/FOLDER".to_owned());
         return Ok(empty_plan(&description, findings.obstacles));
     };
-    let former = request.far.former_disks(&summary.uuid)?;
-    let places = DiskPlaces {
-        machine: &summary.name,
-        folder: &folder,
-        former: &former,
-        seeds: &request.seeds,
-        is_free: &|path| request.far.is_free(path),
-    };
-    let disks = plan_disks(request.machine, &description, &places, &mut findings)?;
-    let configurations = Configurations::read(request, &description, &disks)?;
+    let moving = Moving::find(request, &description, &folder, &mut findings)?;
+    let configurations = Configurations::read(request, &description, &moving)?;
     findings
         .obstacles
         .extend(obstacles_here(request, &description, &configurations)?);
@@ -174,22 +177,32 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
             "its processor is emulated, and QEMU {version} may then lose writes to memory that it is sending; QEMU 9.0 does not"
         ));
     }
-    findings.add_check(request.far, &description, &configurations, &disks)?;
+    findings.add_check(request.far, &description, &configurations, &moving.disks)?;
     // The variables of the firmware of a running machine keep their place.
-    let former = former.into_iter().filter(|disk| !runs || disk.disk != NVRAM);
+    let former = moving.former.into_iter();
+    let former = former.filter(|disk| disk.disk != BACKING && (!runs || disk.disk != NVRAM));
     Ok(MigrationPlan {
         machine: summary.name.clone(),
         uuid: summary.uuid.clone(),
         state: summary.state,
-        disks,
+        disks: moving.disks,
         configuration: configurations.running,
         kept_configuration: configurations.kept,
+        history: moving.history,
+        images: moving.images,
         live_memory: lossy_version.map_or(LiveMemory::Complete, |_| LiveMemory::MayBeIncomplete),
         starts_with_host: request.hypervisor.autostart(&summary.uuid)?,
         former_files: former.map(|disk| disk.path).collect(),
         far_socket: socket.unwrap_or_default(),
         obstacles: findings.obstacles,
         notes: findings.notes,
+    })
+}
+
+fn unreadable(description: &Description, detail: String) -> Error {
+    Error::from(holdfast_host::Error::Configuration {
+        machine: description.summary.name.clone(),
+        detail,
     })
 }
 
@@ -202,9 +215,16 @@ struct Configurations {
 }
 
 impl Configurations {
-    fn read(request: &PlanRequest<'_>, description: &Description, disks: &[PlannedDisk]) -> Result<Self> {
+    fn read(request: &PlanRequest<'_>, description: &Description, moving: &Moving) -> Result<Self> {
         let summary = &description.summary;
-        let moved = |text: &str| moved_configuration(text, disks, &summary.name);
+        let moved = |text: &str| {
+            let moved = if moving.files.is_empty() {
+                moved_configuration(text, &moving.disks)
+            } else {
+                moved_configuration(text, &[]).and_then(|text| with_moved_files(&text, &moving.files))
+            };
+            moved.map_err(|detail| unreadable(description, detail))
+        };
         let kept = moved(&request.hypervisor.kept_configuration(&summary.uuid)?)?;
         let running = match summary.state {
             MachineState::Running => moved(&request.hypervisor.migratable_configuration(&summary.uuid)?)?,
@@ -220,7 +240,18 @@ fn obstacles_here(
     description: &Description,
     configurations: &Configurations,
 ) -> Result<Vec<String>> {
-    let mut obstacles = kept(request.hypervisor.kept_states(&description.summary.uuid)?);
+    let kept = request.hypervisor.kept_states(&description.summary.uuid)?;
+    let mut obstacles = kept_obstacles(kept, description.summary.state);
+    if description.summary.state == MachineState::Running {
+        let found = jobs(request.machine.monitor()).map_err(|source| monitor_failed(request.machine, source))?;
+        let active = found.iter().filter(|job| job.status != "concluded");
+        obstacles.extend(active.map(|job| {
+            format!(
+                "its QEMU has the {} job {}: wait for its end, or end it",
+                job.kind, job.id
+            )
+        }));
+    }
     if description.summary.state == MachineState::ShutOff && description.tpm.is_some() {
         obstacles.push("it has an emulated TPM, whose state is moved only while it runs: start it".to_owned());
     }
@@ -231,7 +262,7 @@ fn obstacles_here(
 }
 
 /// A configuration of the machine, with its disks at their new places.
-fn moved_configuration(text: &str, disks: &[PlannedDisk], machine: &str) -> Result<String> {
+fn moved_configuration(text: &str, disks: &[PlannedDisk]) -> std::result::Result<String, String> {
     let change = |disk: &PlannedDisk| {
         let place = DiskPlace {
             path: disk.path.clone(),
@@ -246,12 +277,7 @@ fn moved_configuration(text: &str, disks: &[PlannedDisk], machine: &str) -> Resu
         nvram: variables.first().map(|disk| disk.path.clone()),
         ..Rewrite::moved(Identity::Keep)
     };
-    rewrite(text, &wish).map(|rewritten| rewritten.text).map_err(|detail| {
-        Error::from(holdfast_host::Error::Configuration {
-            machine: machine.to_owned(),
-            detail,
-        })
-    })
+    rewrite(text, &wish).map(|rewritten| rewritten.text)
 }
 
 fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPlan {
@@ -262,6 +288,8 @@ fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPla
         disks: Vec::new(),
         configuration: String::new(),
         kept_configuration: String::new(),
+        history: MachineHistory::default(),
+        images: Vec::new(),
         live_memory: LiveMemory::Complete,
         starts_with_host: false,
         former_files: Vec::new(),
@@ -271,13 +299,25 @@ fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPla
     }
 }
 
-fn kept(states: KeptStates) -> Vec<String> {
+fn kept_obstacles(states: KeptStates, state: MachineState) -> Vec<String> {
     let mut obstacles = Vec::new();
-    if states.snapshot_count > 0 {
-        obstacles.push("its hypervisor has snapshots of it, which depend on the images here: delete them".to_owned());
+    let runs = state == MachineState::Running;
+    for (count, what) in [
+        (states.snapshot_count, "snapshots"),
+        (states.checkpoint_count, "checkpoints"),
+    ] {
+        if runs && count > 0 {
+            obstacles.push(format!(
+                "its hypervisor has {what} of it, which are in the images here: shut it off, then it moves with them; or delete \
+                 them"
+            ));
+        }
     }
-    if states.checkpoint_count > 0 {
-        obstacles.push("its hypervisor has checkpoints of it, which are in the images here: delete them".to_owned());
+    if states.has_saved_memory {
+        obstacles.push(
+            "its memory was saved, and stays here: start it, or delete the memory with virsh managedsave-remove"
+                .to_owned(),
+        );
     }
     if states.is_transient {
         obstacles.push("its definition is removed when it stops, so it could not return: define it".to_owned());
@@ -285,14 +325,17 @@ fn kept(states: KeptStates) -> Vec<String> {
     obstacles
 }
 
+fn monitor_failed(machine: &dyn Machine, source: MonitorError) -> Error {
+    Error::from(holdfast_host::Error::Monitor {
+        machine: machine.name().to_owned(),
+        source,
+    })
+}
+
 /// The version of its QEMU, if that may lose memory that it sends while the machine runs.
 fn lossy_version(machine: &dyn Machine) -> Result<Option<QemuVersion>> {
-    let mode = MemoryMethod::Auto.mode(machine.monitor()).map_err(|source| {
-        Error::from(holdfast_host::Error::Monitor {
-            machine: machine.name().to_owned(),
-            source,
-        })
-    })?;
+    let mode = MemoryMethod::Auto.mode(machine.monitor());
+    let mode = mode.map_err(|source| monitor_failed(machine, source))?;
     Ok(match mode {
         (MemoryMode::Stopped, version) => version,
         (MemoryMode::Live, _) => None,

@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use holdfast_block::error_text;
+use holdfast_block::{BlockDevice, error_text};
 use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_image::Image;
 use holdfast_live_copy::{
@@ -15,8 +15,9 @@ use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
+use crate::image_file::ImageFile;
 use crate::migration_tools::MigrationTools;
-use crate::plan::MigrationPlan;
+use crate::plan::{MigrationPlan, PlannedDisk};
 use crate::report::{MigrationPhase, MigrationReport, PhaseClock, moved_disks};
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -31,9 +32,11 @@ const ATTEMPT_COUNT_MAX: u32 = 1000;
 /// The machine is still here. The copies of the disks can be continued.
 pub fn migrate_shut_off(plan: &MigrationPlan, tools: &MigrationTools<'_>, job: Job<'_>) -> Result<MigrationReport> {
     plan.require_no_obstacles()?;
-    let images = plan.disks.iter().map(|disk| disk.image.open_at_rest());
-    let images: Vec<Image> = images.collect::<Result<_>>()?;
-    let sources: Vec<StillSource<'_>> = images.iter().map(|image| StillSource::new(image)).collect();
+    let locked = plan.images.iter().map(ImageFile::open_at_rest);
+    let _locked: Vec<Image> = locked.collect::<Result<_>>()?;
+    let devices = plan.disks.iter().map(PlannedDisk::open);
+    let devices: Vec<Box<dyn BlockDevice>> = devices.collect::<Result<_>>()?;
+    let sources: Vec<StillSource<'_>> = devices.iter().map(|device| StillSource::new(device)).collect();
     let directors: Vec<CopyDirector> = plan.disks.iter().map(|_| CopyDirector::default()).collect();
     let outcome = MoveOutcome::default();
     let (events, inbox) = channel();
@@ -193,6 +196,7 @@ impl ShutOffMover<'_> {
         self.tools.far.ask(&FarRequest::Define {
             uuid: self.plan.uuid.clone(),
             configuration: self.plan.kept_configuration.clone(),
+            history: self.plan.history.clone(),
         })?;
         self.times.end(MigrationPhase::Define, self.tools.clock.now());
         Ok(())

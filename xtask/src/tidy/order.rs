@@ -117,6 +117,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "streams",
             "memory_relay",
             "request_link",
+            "machine_files",
             "far",
             "socket_host",
             "image_file",

@@ -3,6 +3,7 @@
 mod containers;
 mod handovers;
 mod kills;
+mod snapshots;
 mod two_hosts;
 mod undo;
 
@@ -362,6 +363,12 @@ fn what_prevents_a_move_is_said_before_anything_is_copied() {
             "{kind}: {text}"
         );
     }
+    let copy = hosts.here.path("copy.raw");
+    let words = ["blockcopy", "web1", "vda", copy.to_str().unwrap(), "--format", "raw"];
+    hosts.here.virsh(&[&words[..], &["--transient-job"]].concat());
+    let found = obstacles(&["--accept-incomplete-memory"]);
+    assert!(found.contains("its QEMU has the mirror job copy-vda-"), "{found}");
+    hosts.here.virsh(&["blockjob", "web1", "vda", "--abort"]);
     // A file and a machine of these names are there.
     let other = hosts.there.path("images/web1.raw");
     std::fs::File::create(&other).unwrap();

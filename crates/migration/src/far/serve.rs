@@ -9,13 +9,14 @@ use holdfast_block::{Clock, error_text};
 use holdfast_engine::is_memory_socket;
 use holdfast_host::domain_xml::HostNeeds;
 use holdfast_host::{
-    Autostart, DiskKind, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineState, ProcessorFit,
-    agent, users_of_file,
+    Autostart, Description, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineHistory,
+    MachineState, MachineSummary, ProcessorFit, agent, users_of_file,
 };
 use holdfast_image::{Format, Image, OpenOptions};
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
-use super::{CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM};
+use super::{BACKING, CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM};
+use crate::machine_files::{MachineFiles, own_disks};
 use crate::request_link::serve_requests;
 
 /// How long the agent of the guest may take to set the clock.
@@ -68,6 +69,7 @@ impl FarTools<'_> {
                 image_folder: self.image_folder.clone().or_else(|| self.hypervisor.image_folder()),
             }),
             FarRequest::FormerDisks { uuid } => self.former_disks(&uuid),
+            FarRequest::FormerFiles { uuid } => self.former_files(&uuid),
             FarRequest::Path { path } => Ok(FarAnswer::Path {
                 is_free: !is_taken(&path),
             }),
@@ -84,7 +86,11 @@ impl FarTools<'_> {
                 state: self.state(&uuid)?,
             }),
             FarRequest::AwaitStart { uuid } => self.await_start(&uuid),
-            FarRequest::Define { uuid, configuration } => self.define(&uuid, &configuration),
+            FarRequest::Define {
+                uuid,
+                configuration,
+                history,
+            } => self.define(&uuid, &configuration, &history),
             FarRequest::Complete {
                 uuid,
                 state,
@@ -127,6 +133,7 @@ impl FarTools<'_> {
                     "{} was there before: its definition there is replaced",
                     machine.name
                 ));
+                obstacles.extend(self.saved_memory(machine)?);
             } else if is_same || machine.name == request.name {
                 obstacles.push(format!(
                     "a machine {} exists there, and is {}",
@@ -150,20 +157,31 @@ impl FarTools<'_> {
         Ok(FarAnswer::Checked { obstacles, notes })
     }
 
-    fn former_disks(&self, uuid: &str) -> Answered {
+    /// The saved memory of a former definition would be resumed with the disks that come.
+    fn saved_memory(&self, former: &MachineSummary) -> Result<Option<String>, String> {
+        let kept = self.hypervisor.kept_states(&former.uuid);
+        let kept = kept.map_err(|error| error_text(&error))?;
+        Ok(kept.has_saved_memory.then(|| {
+            format!(
+                "the memory of {} was saved there, and the machine would resume with it: delete it with virsh \
+                 managedsave-remove",
+                former.name
+            )
+        }))
+    }
+
+    /// A definition of the machine that is shut off.
+    fn former(&self, uuid: &str) -> Result<Option<Description>, String> {
         let description = self.machine(uuid)?.and_then(|machine| machine.describe().ok());
-        let former = description.filter(|description| description.summary.state == MachineState::ShutOff);
-        let Some(former) = former else {
+        Ok(description.filter(|description| description.summary.state == MachineState::ShutOff))
+    }
+
+    fn former_disks(&self, uuid: &str) -> Answered {
+        let Some(former) = self.former(uuid)? else {
             return Ok(FarAnswer::FormerDisks { disks: Vec::new() });
         };
-        let variables = former.nvram.filter(|path| path.exists()).map(|path| FormerDisk {
-            disk: NVRAM.to_owned(),
-            path,
-            format: Some(Format::Raw.name().to_owned()),
-        });
-        let disks = former.disks.into_iter();
-        let of_it = disks.filter(|disk| disk.kind == DiskKind::Disk && !disk.is_read_only && !disk.is_shared);
-        let disks = of_it.filter_map(|disk| {
+        let variables = former_variables(&former);
+        let disks = own_disks(former.disks).into_iter().filter_map(|disk| {
             let (DiskSource::File(path) | DiskSource::Device(path)) = disk.source else {
                 return None;
             };
@@ -178,6 +196,26 @@ impl FarTools<'_> {
         });
         Ok(FarAnswer::FormerDisks {
             disks: disks.chain(variables).collect(),
+        })
+    }
+
+    fn former_files(&self, uuid: &str) -> Answered {
+        let Some(former) = self.former(uuid)? else {
+            return Ok(FarAnswer::FormerDisks { disks: Vec::new() });
+        };
+        let history = self.hypervisor.history(uuid).map_err(|error| error_text(&error))?;
+        let variables = former_variables(&former);
+        let found = MachineFiles::find(&own_disks(former.disks), &history);
+        let files = found.files.into_iter().filter_map(|file| {
+            let name = file.path.file_name()?.to_str()?.to_owned();
+            Some(FormerDisk {
+                disk: if file.is_named { name } else { BACKING.to_owned() },
+                path: file.path,
+                format: Some(Format::Raw.name().to_owned()),
+            })
+        });
+        Ok(FarAnswer::FormerDisks {
+            disks: files.chain(variables).collect(),
         })
     }
 
@@ -244,14 +282,21 @@ impl FarTools<'_> {
         Ok(FarAnswer::Done {})
     }
 
-    fn define(&self, uuid: &str, configuration: &str) -> Answered {
+    fn define(&self, uuid: &str, configuration: &str, history: &MachineHistory) -> Answered {
         match self.state(uuid)? {
             FarState::Absent | FarState::ShutOff => {}
             state => return Err(format!("the machine is {state} there")),
         }
         let defined = self.hypervisor.define(configuration);
         defined.map_err(|error| error_text(&error))?;
+        self.replace_history(uuid, history)?;
         Ok(FarAnswer::Done {})
+    }
+
+    /// The snapshots and checkpoints of a former definition are not in the disks that have come.
+    fn replace_history(&self, uuid: &str, history: &MachineHistory) -> Result<(), String> {
+        let replaced = self.hypervisor.replace_history(uuid, history);
+        replaced.map_err(|error| error_text(&error))
     }
 
     fn complete(&self, uuid: &str, state: FarState, autostart: Autostart) -> Result<(), String> {
@@ -269,8 +314,20 @@ impl FarTools<'_> {
             // A guest without an agent that answers sets its clock itself.
             agent::set_clock(&*machine, (self.now_ms)(), CLOCK_DEADLINE).ok();
         }
+        if state == FarState::Running {
+            self.replace_history(uuid, &MachineHistory::default())?;
+        }
         Ok(())
     }
+}
+
+fn former_variables(former: &Description) -> Option<FormerDisk> {
+    let path = former.nvram.clone().filter(|path| path.exists())?;
+    Some(FormerDisk {
+        disk: NVRAM.to_owned(),
+        path,
+        format: Some(Format::Raw.name().to_owned()),
+    })
 }
 
 fn open_disk(path: &Path, format: Option<Format>) -> holdfast_image::Result<Image> {

@@ -3,28 +3,66 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use holdfast_block::{BlockDevice, FileDevice, IoMode};
 use holdfast_host::qemu::disks;
 use holdfast_host::{Description, DiskKind, DiskSource, Machine, MachineDisk, MachineState};
+use holdfast_image::RenamedBacking;
 use holdfast_live_copy::Seed;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::far::{CheckedDisk, FormerDisk, NVRAM};
 use crate::image_file::ImageFile;
-use crate::plan::Findings;
+use crate::plan::{Findings, monitor_failed};
 
 /// A disk that moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PlannedDisk {
-    /// Its target in the machine.
+    /// Its target in the machine; the name of a file that is not the image of a disk.
     pub target: String,
-    /// Its raw file at the other host.
+    /// Its file at the other host.
     pub path: PathBuf,
-    /// Its size.
+    /// Bytes that are copied.
     pub size_bytes: u64,
     /// What has a similar content there; only the differences are sent.
     pub seed: Option<Seed>,
     /// Where it is here.
     pub image: ImageFile,
+    /// What of it is copied.
+    pub form: CopiedForm,
+}
+
+/// What of a disk is copied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CopiedForm {
+    /// Its content, to a raw file.
+    Content,
+    /// The file as it is, except for the name of the backing file, if one is given.
+    File {
+        /// The name that the copy has for its backing file.
+        backing_name: Option<String>,
+    },
+}
+
+impl PlannedDisk {
+    /// Opens what is copied of a machine that is shut off.
+    pub(crate) fn open(&self) -> Result<Box<dyn BlockDevice>> {
+        match &self.form {
+            CopiedForm::Content => self
+                .image
+                .open_at_rest()
+                .map(|image| Box::new(image) as Box<dyn BlockDevice>),
+            CopiedForm::File { backing_name: None } => {
+                let file = FileDevice::open(&self.image.path, IoMode::Buffered);
+                Ok(Box::new(file.map_err(holdfast_engine::Error::from)?))
+            }
+            CopiedForm::File {
+                backing_name: Some(name),
+            } => {
+                let file = RenamedBacking::open(&self.image.path, name);
+                Ok(Box::new(file.map_err(holdfast_engine::Error::from)?))
+            }
+        }
+    }
 }
 
 /// Plans the disks of a machine.
@@ -47,15 +85,21 @@ pub(super) fn plan_disks(
             disk.size_bytes = disk.image.size_bytes()?;
         }
     }
-    let is_planned = |target: &str| planned.iter().any(|disk| disk.target == target);
-    let unknown = places.seeds.keys().filter(|target| !is_planned(target));
-    let unknown = unknown.map(|target| format!("it has no disk {target} that moves, which --seed names"));
-    findings.obstacles.extend(unknown);
+    findings.obstacles.extend(unknown_seeds(places.seeds, &planned));
     Ok(planned)
 }
 
+/// Why seeds of the user are of no use.
+pub(super) fn unknown_seeds(seeds: &BTreeMap<String, PathBuf>, planned: &[PlannedDisk]) -> Vec<String> {
+    let is_planned = |target: &str| planned.iter().any(|disk| disk.target == target);
+    let unknown = seeds.keys().filter(|target| !is_planned(target));
+    unknown
+        .map(|target| format!("it has no disk {target} that moves, which --seed names"))
+        .collect()
+}
+
 /// The disks that move. Media and storage in the network must be there already.
-fn moving_disks(description: &Description, obstacles: &mut Vec<String>) -> Vec<MachineDisk> {
+pub(super) fn moving_disks(description: &Description, obstacles: &mut Vec<String>) -> Vec<MachineDisk> {
     let mut moving = Vec::new();
     for disk in &description.disks {
         match (&disk.source, disk.kind) {
@@ -89,17 +133,30 @@ pub(super) struct DiskPlaces<'a> {
 /// Limit of the numbers in names of disks.
 const NUMBER_MAX: u32 = 1000;
 
+/// The name that the file of a disk would have.
+pub(super) struct DiskName<'a> {
+    pub(super) stem: &'a str,
+    /// With its dot; empty if there is none.
+    pub(super) extension: &'a str,
+    /// The disk, whose name is added if another disk has this name.
+    pub(super) target: &'a str,
+}
+
 impl DiskPlaces<'_> {
     /// `web1.raw`; if another disk has that name, `web1-vdb.raw`; if former disks or other files have these names, `web1-2.raw`
     /// and so on.
-    fn free_disk_path(
+    pub(super) fn free_disk_path(
         &self,
-        stem: &str,
-        target: &str,
+        name: &DiskName<'_>,
         planned: &[PlannedDisk],
         notes: &mut Vec<String>,
     ) -> Result<PathBuf> {
-        let file = |name: String| self.folder.join(format!("{name}.raw"));
+        let DiskName {
+            stem,
+            extension,
+            target,
+        } = *name;
+        let file = |name: String| self.folder.join(format!("{name}{extension}"));
         let family = family_of(stem, self.machine);
         let of_family = (family != stem).then(|| file(family.to_owned()));
         let numbered = (2..NUMBER_MAX).map(|number| file(format!("{family}-{number}")));
@@ -132,13 +189,19 @@ impl DiskPlaces<'_> {
         self.former.iter().any(|disk| disk.path == path)
     }
 
+    /// The seed that the user names for a disk.
+    pub(super) fn seed_of_user(&self, target: &str) -> Option<Seed> {
+        let path = self.seeds.get(target)?;
+        Some(Seed {
+            path: path.clone(),
+            format: None,
+        })
+    }
+
     /// The seed that the user names for a disk, or the disk that the machine had there before.
     fn seed(&self, target: &str) -> Option<Seed> {
-        if let Some(path) = self.seeds.get(target) {
-            return Some(Seed {
-                path: path.clone(),
-                format: None,
-            });
+        if let Some(seed) = self.seed_of_user(target) {
+            return Some(seed);
         }
         let former = self.former.iter().find(|disk| disk.disk == target)?;
         Some(Seed {
@@ -149,7 +212,7 @@ impl DiskPlaces<'_> {
 }
 
 /// `web1` for `web1-2`, the name of a disk of `web1` that has moved. Other numbers may be in names that a user chose.
-fn family_of<'s>(stem: &'s str, machine: &str) -> &'s str {
+pub(super) fn family_of<'s>(stem: &'s str, machine: &str) -> &'s str {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_of_machine = |base: &str| {
         base.strip_prefix(machine)
@@ -169,20 +232,28 @@ fn planned_disks(moving: &[MachineDisk], places: &DiskPlaces<'_>, notes: &mut Ve
         };
         planned.push(PlannedDisk {
             target: disk.target.clone(),
-            path: places.free_disk_path(&stem_of(places.machine, disk), &disk.target, &planned, notes)?,
+            path: {
+                let name = DiskName {
+                    stem: &stem_of(places.machine, disk),
+                    extension: ".raw",
+                    target: &disk.target,
+                };
+                places.free_disk_path(&name, &planned, notes)?
+            },
             size_bytes: 0,
             seed: places.seed(&disk.target),
             image: ImageFile {
                 path: path.clone(),
                 format: disk.format.clone(),
             },
+            form: CopiedForm::Content,
         });
     }
     Ok(planned)
 }
 
 /// The variables of the firmware, which keep their path, unless another file has it there.
-fn planned_variables(
+pub(super) fn planned_variables(
     description: &Description,
     places: &DiskPlaces<'_>,
     notes: &mut Vec<String>,
@@ -207,6 +278,7 @@ fn planned_variables(
             path: path.clone(),
             format: Some("raw".to_owned()),
         },
+        form: CopiedForm::Content,
     }))
 }
 
@@ -217,13 +289,7 @@ fn set_sizes(
     planned: &mut [PlannedDisk],
     obstacles: &mut Vec<String>,
 ) -> Result<()> {
-    let monitor_failed = |source| {
-        Error::from(holdfast_host::Error::Monitor {
-            machine: machine.name().to_owned(),
-            source,
-        })
-    };
-    let present = disks(machine.monitor()).map_err(monitor_failed)?;
+    let present = disks(machine.monitor()).map_err(|source| monitor_failed(machine, source))?;
     for (disk, planned) in moving.iter().zip(planned) {
         let alias = disk.alias.as_deref();
         let found = alias.and_then(|alias| present.iter().find(|device| device.is_called(alias)));
@@ -273,7 +339,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
 
-    use super::{DiskPlaces, ImageFile, PlannedDisk};
+    use super::{CopiedForm, DiskName, DiskPlaces, ImageFile, PlannedDisk};
     use crate::far::FormerDisk;
 
     fn former(disk: &str, path: &str) -> FormerDisk {
@@ -294,6 +360,7 @@ mod tests {
                 path: "/here/web1.raw".into(),
                 format: None,
             },
+            form: CopiedForm::Content,
         }
     }
 
@@ -310,7 +377,12 @@ mod tests {
         };
         let (mut disks, mut notes) = (Vec::new(), Vec::new());
         for (stem, target) in stems.iter().zip(["vda", "vdb", "vdc"]) {
-            let path = places.free_disk_path(stem, target, &disks, &mut notes).unwrap();
+            let name = DiskName {
+                stem,
+                extension: ".raw",
+                target,
+            };
+            let path = places.free_disk_path(&name, &disks, &mut notes).unwrap();
             disks.push(planned(target, path));
         }
         let name = |disk: &PlannedDisk| disk.path.file_name().unwrap().to_str().unwrap().to_owned();
