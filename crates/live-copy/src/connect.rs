@@ -227,26 +227,47 @@ impl StreamCloser for SocketCloser {
     }
 }
 
-/// A receiver on another host: a `holdfast` that ssh starts there.
+/// A receiver on another host: a `holdfast` that ssh starts there, or to which a command connects.
 pub struct ProgramConnector {
     tools: Arc<dyn StreamTools>,
     program: String,
+    arguments: Vec<String>,
+    place: String,
     clock: Arc<dyn Clock>,
 }
 
 impl ProgramConnector {
     /// A connector to receivers that `tools` start.
     pub fn new(tools: Arc<dyn StreamTools>, program: String, clock: Arc<dyn Clock>) -> Self {
-        Self { tools, program, clock }
+        Self {
+            place: tools.host().unwrap_or(THIS_HOST).to_owned(),
+            tools,
+            program,
+            arguments: RECEIVE_COMMAND.map(str::to_owned).into(),
+            clock,
+        }
+    }
+
+    /// A connector to receivers that `command`, called by a shell of the host of `tools`, connects with its standard input and
+    /// output.
+    pub fn by_command(tools: Arc<dyn StreamTools>, command: String, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            tools,
+            program: "/bin/sh".to_owned(),
+            place: format!("`{command}`"),
+            arguments: vec!["-c".to_owned(), command],
+            clock,
+        }
     }
 }
 
 impl Connector for ProgramConnector {
     fn connect(&self, request: &ReceiveRequest, watch: &SeedObserver) -> Result<ByteStream> {
         let place = self.place();
+        let arguments: Vec<&str> = self.arguments.iter().map(String::as_str).collect();
         let mut program = self
             .tools
-            .start(&self.program, &RECEIVE_COMMAND)
+            .start(&self.program, &arguments)
             .map_err(|source| Error::Program {
                 place: place.clone(),
                 source,
@@ -270,7 +291,7 @@ impl Connector for ProgramConnector {
     }
 
     fn place(&self) -> String {
-        self.tools.host().unwrap_or(THIS_HOST).to_owned()
+        self.place.clone()
     }
 }
 

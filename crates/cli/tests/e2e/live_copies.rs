@@ -1,5 +1,6 @@
 //! `live-copy`: images at rest, file systems in use that commands freeze, and another host by a real sshd.
 
+mod commands;
 mod exports;
 mod images;
 

@@ -139,6 +139,8 @@ struct Connecting {
     last_reason: String,
     /// Bytes of the seed that the receiver has copied in this attempt.
     seeded_bytes: u64,
+    /// Whether a receiver has ever begun to copy a seed.
+    has_seeded: bool,
 }
 
 /// What the report counts.
@@ -353,6 +355,7 @@ impl Driver<'_> {
         }
         progress.advance(seeding.done_bytes.saturating_sub(self.connecting.seeded_bytes));
         self.connecting.seeded_bytes = seeding.done_bytes;
+        self.connecting.has_seeded = true;
     }
 
     fn opened(&mut self, stream: ByteStream) {
@@ -383,7 +386,9 @@ impl Driver<'_> {
     }
 
     fn not_opened(&mut self, error: Error) {
-        if matches!(error, Error::Refused { .. }) {
+        // Without any answer, the way to the receiver is wrong rather than interrupted.
+        let has_answered = self.connection > 0 || self.connecting.has_seeded;
+        if matches!(error, Error::Refused { .. }) || !has_answered {
             self.outcome.get_or_insert(Err(error));
             self.feed(SenderEvent::Cancel);
             return;

@@ -50,7 +50,10 @@ pub(super) fn copy_error(error: CopyError) -> Error {
             "permit more time with --max-frozen, or copy when less is written; the source runs, and the same command continues the copy",
         ),
         CopyError::Command { .. } => refused(Kind::Refused, "look at what the command says, and call it by hand"),
-        CopyError::Program { .. } => refused(Kind::Io, "install holdfast there, where ssh finds it"),
+        CopyError::Program { .. } | CopyError::ConnectionRefused { .. } | CopyError::Connection { .. } => refused(
+            Kind::Io,
+            "install holdfast there, where ssh finds it; a --connect-command must reach a receiver that waits",
+        ),
         CopyError::File { action, path, source } => Error::File { action, path, source },
         _ => of_kind(RefusalKind::Io),
     }

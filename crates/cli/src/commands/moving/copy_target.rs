@@ -1,4 +1,4 @@
-//! Where a disk is copied to: a path of this host, one of a host that ssh reaches, or an export of an NBD server.
+//! Where a disk is copied to: a path of this host, one of a host that ssh or a command reaches, or an export of an NBD server.
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, ToSocketAddrs as _};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_block::error_text;
-use holdfast_host::StreamTools;
+use holdfast_host::{LocalTools, StreamTools};
 use holdfast_image::Format;
 use holdfast_live_copy::{Connector, ExportTarget, LocalConnector, ProgramConnector, Seed, export_identity};
 use holdfast_serve::nbd::client::{Endpoint, Error as NbdError, NbdOptions, NbdUri};
@@ -15,6 +15,7 @@ use super::copy_advice::copy_error;
 use super::far::{SCHEME, SshHost, receive_tools};
 use crate::context::Context;
 use crate::errors::Error;
+use crate::machines::datasets::TOOL_TIME_OUT;
 
 /// Schemes of addresses of exports. TLS is known, to be refused with a reason.
 const EXPORT_SCHEMES: [&str; 4] = ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"];
@@ -80,14 +81,51 @@ pub(super) struct CopyTarget {
 pub(super) enum TargetPlace {
     Path {
         /// None for this host.
-        host: Option<SshHost>,
+        host: Option<TargetHost>,
         /// An absolute path.
         path: PathBuf,
     },
     Export(ExportAddress),
 }
 
+/// Another host, and how it is reached.
+#[derive(Debug, Clone)]
+pub(super) enum TargetHost {
+    Ssh(SshHost),
+    /// A shell command whose standard input and output reach a receiver there.
+    Command(String),
+}
+
 impl CopyTarget {
+    /// A path of the host that a shell command reaches.
+    pub(super) fn behind_command(word: &OsStr, format: Option<Format>, command: &str) -> Result<Self, Error> {
+        let path = Path::new(word);
+        if !path.is_absolute() {
+            return Err(Error::usage(
+                format!(
+                    "{} is not an absolute path of the host that --connect-command reaches",
+                    path.display()
+                ),
+                "write the whole path: /srv/copies/web1.raw",
+            ));
+        }
+        let host = TargetHost::Command(command.to_owned());
+        Self::of_path(Some(host), path.to_owned(), format)
+    }
+
+    fn of_path(host: Option<TargetHost>, path: PathBuf, format: Option<Format>) -> Result<Self, Error> {
+        let is_device = path.starts_with("/dev") || (host.is_none() && holdfast_engine::is_device(&path));
+        let format = match format {
+            Some(format) => format,
+            None if is_device => Format::Raw,
+            None => Format::of_new_file(&path).map_err(holdfast_engine::Error::from)?,
+        };
+        Ok(Self {
+            place: TargetPlace::Path { host, path },
+            format,
+        })
+    }
+
     /// `PATH`, `ssh://[USER@]HOST[:PORT]/PATH`, or the address of an export. Without a format, the name of a file decides.
     pub(super) fn parse(word: &OsStr, format: Option<Format>) -> Result<Self, Error> {
         if let Some(export) = ExportAddress::of(word)? {
@@ -106,16 +144,7 @@ impl CopyTarget {
             None => (None, absolute(Path::new(word))?),
             Some(rest) => far_place(rest)?,
         };
-        let is_device = path.starts_with("/dev") || (host.is_none() && holdfast_engine::is_device(&path));
-        let format = match format {
-            Some(format) => format,
-            None if is_device => Format::Raw,
-            None => Format::of_new_file(&path).map_err(holdfast_engine::Error::from)?,
-        };
-        Ok(Self {
-            place: TargetPlace::Path { host, path },
-            format,
-        })
+        Self::of_path(host, path, format)
     }
 
     /// The file or device of this host; none for another place.
@@ -136,10 +165,18 @@ impl CopyTarget {
 
     /// What identifies it, so that an interrupted copy is continued, or refused if it has another format.
     pub(super) fn identity(&self) -> String {
-        match (&self.place, self.format) {
-            (TargetPlace::Export(export), _) => export_identity(&export.uri),
-            (TargetPlace::Path { .. }, Format::Raw) => self.to_string(),
-            (TargetPlace::Path { .. }, format) => format!("{format} {self}"),
+        let place = match &self.place {
+            TargetPlace::Export(export) => return export_identity(&export.uri),
+            // Another command may reach the same receiver.
+            TargetPlace::Path {
+                host: Some(TargetHost::Command(_)),
+                path,
+            } => format!("{} behind a command", path.display()),
+            TargetPlace::Path { .. } => self.to_string(),
+        };
+        match self.format {
+            Format::Raw => place,
+            format => format!("{format} {place}"),
         }
     }
 
@@ -180,14 +217,21 @@ impl CopyTarget {
             }
             TargetPlace::Path { host: Some(host), .. } => host,
         };
-        let tools: Arc<dyn StreamTools> = Arc::new(host.connect(options, context)?);
         let clock = Arc::clone(context.clock());
+        let host = match host {
+            TargetHost::Ssh(host) => host,
+            TargetHost::Command(command) => {
+                let tools = Arc::new(LocalTools::new(Arc::clone(&clock), TOOL_TIME_OUT));
+                return Ok(Arc::new(ProgramConnector::by_command(tools, command.clone(), clock)));
+            }
+        };
+        let tools: Arc<dyn StreamTools> = Arc::new(host.connect(options, context)?);
         Ok(Arc::new(ProgramConnector::new(tools, "holdfast".to_owned(), clock)))
     }
 }
 
 /// `[USER@]HOST[:PORT]/PATH`, of a file or device of another host.
-fn far_place(rest: &str) -> Result<(Option<SshHost>, PathBuf), Error> {
+fn far_place(rest: &str) -> Result<(Option<TargetHost>, PathBuf), Error> {
     let wrong = |what: String| Error::usage(what, "write ssh://HOST/PATH or ssh://USER@HOST:PORT/PATH");
     let (host, path) = rest
         .split_once('/')
@@ -196,7 +240,7 @@ fn far_place(rest: &str) -> Result<(Option<SshHost>, PathBuf), Error> {
     if path.is_empty() {
         return Err(wrong(format!("{rest:?} does not name a file")));
     }
-    Ok((Some(host), Path::new("/").join(path)))
+    Ok((Some(TargetHost::Ssh(host)), Path::new("/").join(path)))
 }
 
 /// A path of this host. Its folder must exist.
@@ -220,10 +264,14 @@ impl std::fmt::Display for CopyTarget {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.place {
             TargetPlace::Path { host, path } => {
-                if let Some(host) = host {
+                if let Some(TargetHost::Ssh(host)) = host {
                     write!(formatter, "{SCHEME}{host}")?;
                 }
-                write!(formatter, "{}", path.display())
+                write!(formatter, "{}", path.display())?;
+                match host {
+                    Some(TargetHost::Command(command)) => write!(formatter, " behind `{command}`"),
+                    Some(TargetHost::Ssh(_)) | None => Ok(()),
+                }
             }
             TargetPlace::Export(export) => formatter.write_str(&export.text),
         }
@@ -237,7 +285,7 @@ mod tests {
 
     use holdfast_image::Format;
 
-    use super::{CopyTarget, ExportAddress, TargetPlace};
+    use super::{CopyTarget, ExportAddress, TargetHost, TargetPlace};
 
     fn parsed(word: &str) -> CopyTarget {
         CopyTarget::parse(OsStr::new(word), None).unwrap()
@@ -245,7 +293,13 @@ mod tests {
 
     fn place(target: &CopyTarget) -> (Option<String>, &Path) {
         match &target.place {
-            TargetPlace::Path { host, path } => (host.as_ref().map(ToString::to_string), path),
+            TargetPlace::Path { host, path } => {
+                let host = host.as_ref().map(|host| match host {
+                    TargetHost::Ssh(host) => host.to_string(),
+                    TargetHost::Command(command) => command.clone(),
+                });
+                (host, path)
+            }
             TargetPlace::Export(export) => (None, Path::new(&export.text)),
         }
     }
@@ -273,6 +327,27 @@ mod tests {
             "nbd+unix:///web1",
         ] {
             CopyTarget::parse(OsStr::new(wrong), None).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_path_behind_a_command_is_absolute() {
+        let behind = |word: &str| CopyTarget::behind_command(OsStr::new(word), None, "nc backup 7070");
+        let target = behind("/srv/no/folder/here/web1.qcow2").unwrap();
+        assert_eq!(
+            place(&target),
+            (
+                Some("nc backup 7070".to_owned()),
+                Path::new("/srv/no/folder/here/web1.qcow2")
+            )
+        );
+        assert_eq!((target.format, target.local_path()), (Format::Qcow2, None));
+        assert_eq!(
+            target.to_string(),
+            "/srv/no/folder/here/web1.qcow2 behind `nc backup 7070`"
+        );
+        for wrong in ["web1.raw", "ssh://backup/srv/web1.raw", "nbd://storage/web1"] {
+            behind(wrong).unwrap_err();
         }
     }
 

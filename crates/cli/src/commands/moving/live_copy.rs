@@ -79,6 +79,10 @@ pub(crate) struct LiveCopyArgs {
     retry_for: Duration,
     #[command(flatten)]
     sending: SendingArgs,
+    /// A command whose standard input and output reach 'holdfast receive-disk 1' on the other host, instead of ssh; PATH is
+    /// a path there
+    #[arg(long, value_name = "COMMAND", conflicts_with = "ssh_option")]
+    connect_command: Option<String>,
     /// Open the source, and show what would be copied; write nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -132,6 +136,10 @@ impl Verb for LiveCopyArgs {
             line: "holdfast live-copy web1.qcow2 nbd://storage:10809/web1 --force",
         },
         Example {
+            wish: "Copy it to a host that is reached by TLS, without ssh",
+            line: "holdfast live-copy web1.qcow2 /srv/copies/web1.raw --connect-command 'socat - OPENSSL:backup:7070,cert=/etc/holdfast/web.pem,cafile=/etc/holdfast/ca.pem'",
+        },
+        Example {
             wish: "Copy a container that is used, as it is now",
             line: "holdfast live-copy /srv/web1 ssh://root@backup/srv/copies/web1.raw",
         },
@@ -154,7 +162,10 @@ impl Verb for LiveCopyArgs {
     ];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        let target = CopyTarget::parse(&self.target, self.target_format)?;
+        let target = match &self.connect_command {
+            Some(command) => CopyTarget::behind_command(&self.target, self.target_format, command)?,
+            None => CopyTarget::parse(&self.target, self.target_format)?,
+        };
         let machine = if self.snapshot { None } else { machine_of(&self.source) };
         if let Some(word) = machine {
             return self.copy_machine(word, &target, context);
