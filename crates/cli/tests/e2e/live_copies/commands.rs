@@ -1,5 +1,7 @@
 //! Receivers that a command reaches, without ssh.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -60,6 +62,12 @@ impl Drop for Server {
     }
 }
 
+/// A program beside ours.
+#[expect(clippy::disallowed_methods, reason = "other programs make certificates and serve")]
+fn program(name: &str) -> Command {
+    Command::new(name)
+}
+
 /// A key with its certificate in `NAME.pem`, and the certificate alone in `NAME.crt`.
 fn certificate(folder: &Path, name: &str) {
     let path = |ending: &str| folder.join(format!("{name}.{ending}"));
@@ -76,10 +84,10 @@ fn certificate(folder: &Path, name: &str) {
         "/CN=localhost",
     ];
     let files = ["-keyout", key.to_str().unwrap(), "-out", certificate.to_str().unwrap()];
-    let output = Command::new("openssl").args(words).args(files).output().unwrap();
+    let output = program("openssl").args(words).args(files).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let both = [std::fs::read(&key).unwrap(), std::fs::read(&certificate).unwrap()].concat();
-    std::fs::write(path("pem"), both).unwrap();
+    File::create(path("pem")).unwrap().write_all(&both).unwrap();
 }
 
 #[test]
@@ -99,7 +107,7 @@ fn a_disk_is_copied_by_tls_between_hosts_that_know_each_other() {
         file("sender.crt")
     );
     let receiver = format!("EXEC:{PROGRAM} receive-disk 1 --below {}", copies.display());
-    let mut socat = Command::new("socat");
+    let mut socat = program("socat");
     socat
         .args([&listener, &receiver])
         .stdin(Stdio::null())

@@ -106,10 +106,15 @@ fn a_killed_copy_to_an_image_continues() {
         }
     }
     assert!(killed_count >= 3, "{killed_count}");
-    assert!(
-        journal.metadata().unwrap().len() > 200,
-        "nothing was durable before the kills"
-    );
+    let is_durable = || journal.metadata().is_ok_and(|found| found.len() > 200);
+    if !is_durable() {
+        // On a busy host, all kills were early.
+        let _server = serve();
+        let mut copy = rig.command(&words).spawn().unwrap();
+        wait_until("a part of the copy is durable", is_durable);
+        copy.kill().unwrap();
+        copy.wait().unwrap();
+    }
     let server = serve();
     let done = rig.report(&words);
     let phases = done["times"]["phases"].as_array().unwrap();

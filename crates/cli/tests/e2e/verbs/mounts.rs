@@ -535,13 +535,16 @@ impl MountedFileSystem {
         }
     }
 
-    /// Kills the worker, the only child of the supervisor.
+    /// Kills the worker, the only child of the supervisor, and waits for the next one.
     fn kill_worker(&self) {
         let id = self.supervisor.id();
-        let children = format!("/proc/{id}/task/{id}/children");
-        let children = std::fs::read_to_string(children).unwrap();
-        let worker = Pid::from_raw(children.trim().parse().unwrap()).unwrap();
+        let child = || {
+            let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
+            children.trim().parse().ok().and_then(Pid::from_raw)
+        };
+        let worker = child().unwrap();
         kill_process(worker, Signal::KILL).unwrap();
+        wait_until("another worker runs", || child().is_some_and(|next| next != worker));
     }
 
     /// Unmounts, and returns the warnings.
