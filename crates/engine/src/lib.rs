@@ -143,6 +143,7 @@ pub use machine::state::memory::MemoryOptions;
 pub use machine::state::scratch::{
     MIGRATION_SOCKETS, RETURN_SOCKET, RuntimeFolder, is_memory_socket, memory_socket, return_socket,
 };
+pub use machine::state::tpm::StoppedTpm;
 pub use machine::tracked::{TrackRequest, TrackedDisk, TrackedMachine};
 pub use machine::watchdog::{WatchdogTools, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
@@ -180,7 +181,7 @@ pub use restore::machine::{
     AfterRestore, ConfigurationChoice, Definition, FileContent, FileWay, InPlaceOptions, MachineRestorePlan,
     MachineRestoreReport, MachineRestoreRequest, NewMachineIdentity, NewMachineOptions, PlannedFile, PlannedFolder,
     PlannedMachine, PlannedResumption, Presence, RestoreAs, Resumed, SpaceNeeded, Started, chain_of,
-    plan_machine_restore, restore_machine,
+    plan_machine_restore, restore_machine, store_tpm_state,
 };
 pub use restore::mount::{
     ImageMount, ImageWorkerRequest, MountContent, MountPlace, MountRequest, MountedContent, MountedImage,

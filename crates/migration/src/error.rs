@@ -30,6 +30,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// The state of the TPM of a machine that is shut off cannot be read.
+    #[error("{machine}: {reason}")]
+    TpmState {
+        /// The machine.
+        machine: String,
+        /// Why.
+        reason: String,
+    },
     /// The other host refuses a request.
     #[error("{host}: {reason}")]
     Refused {

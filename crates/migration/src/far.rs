@@ -6,7 +6,10 @@ mod services;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use holdfast_host::{MachineHistory, StreamTools};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use holdfast_engine::StoppedTpm;
+use holdfast_host::{MachineHistory, StreamTools, TpmStore};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
@@ -56,6 +59,8 @@ pub(crate) enum FarRequest {
         /// Its snapshots and checkpoints, which are in the files that have come.
         #[serde(default, skip_serializing_if = "MachineHistory::is_empty")]
         history: MachineHistory,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        tpm: Option<TpmContent>,
     },
     /// The machine is there, in this state: do what is left to do, and delete these files.
     Complete {
@@ -68,6 +73,39 @@ pub(crate) enum FarRequest {
     PowerOff { uuid: String },
     /// The report of the migration, for the user at that host.
     Report { document: serde_json::Value },
+}
+
+/// The state of the emulated TPM of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TpmContent {
+    /// How swtpm stores it: `folder` or `single`.
+    store: String,
+    /// The file, in base64.
+    state: String,
+}
+
+impl TpmContent {
+    pub(crate) fn of(tpm: &StoppedTpm) -> Self {
+        Self {
+            store: tpm.store.word().to_owned(),
+            state: STANDARD.encode(&tpm.bytes),
+        }
+    }
+
+    /// The content of a file that is stored in this way.
+    pub(crate) fn bytes_for(&self, store: TpmStore) -> std::result::Result<Vec<u8>, String> {
+        if self.store != store.word() {
+            return Err(format!(
+                "the state of its TPM is stored as {} there, and as {} here",
+                store.word(),
+                self.store
+            ));
+        }
+        STANDARD
+            .decode(&self.state)
+            .map_err(|error| format!("the state of its TPM: {error}"))
+    }
 }
 
 /// A machine that may come.
@@ -235,7 +273,10 @@ impl FarHost {
 
 #[cfg(test)]
 mod tests {
-    use super::{FarAnswer, FarRequest};
+    use holdfast_engine::StoppedTpm;
+    use holdfast_host::TpmStore;
+
+    use super::{FarAnswer, FarRequest, TpmContent};
     use crate::request_link::assert_lines_unchanged;
 
     /// Requests and answers of version 1, as docs/format/migration.md describes them.
@@ -246,7 +287,17 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_lines_unchanged::<FarRequest>(REQUESTS);
         assert_lines_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [17, 10]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [18, 10]);
+    }
+
+    #[test]
+    fn the_state_of_a_tpm_is_stored_as_it_was() {
+        let content = TpmContent::of(&StoppedTpm {
+            store: TpmStore::Folder,
+            bytes: vec![0, 255, 7],
+        });
+        assert_eq!(content.bytes_for(TpmStore::Folder), Ok(vec![0, 255, 7]));
+        content.bytes_for(TpmStore::Single).unwrap_err();
     }
 
     #[test]

@@ -7,6 +7,8 @@ mod places;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use holdfast_block::Clock;
+use holdfast_engine::StoppedTpm;
 use holdfast_host::domain_xml::{
     DiskChange, DiskPlace, HostNeeds, Identity, Medium, Rewrite, rewrite, with_moved_files,
 };
@@ -54,6 +56,8 @@ pub struct PlanRequest<'a> {
     pub seeds: BTreeMap<String, PathBuf>,
     /// Whether it may move under a QEMU that may lose memory.
     pub incomplete_memory: IncompleteMemory,
+    /// The clock for waits.
+    pub clock: &'a dyn Clock,
 }
 
 /// What a migration does.
@@ -252,8 +256,8 @@ fn obstacles_here(
             )
         }));
     }
-    if description.summary.state == MachineState::ShutOff && description.tpm.is_some() {
-        obstacles.push("it has an emulated TPM, whose state is moved only while it runs: start it".to_owned());
+    if description.summary.state == MachineState::ShutOff {
+        obstacles.extend(StoppedTpm::read(request.machine, request.clock).err());
     }
     let needs = HostNeeds::of(&configurations.running).unwrap_or_default();
     let passed = needs.pci_devices.iter();

@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, channel};
 use std::time::Duration;
 
 use holdfast_block::{BlockDevice, error_text};
-use holdfast_engine::{Interrupted, Job, Unit};
+use holdfast_engine::{Interrupted, Job, StoppedTpm, Unit};
 use holdfast_image::Image;
 use holdfast_live_copy::{
     ConvergenceOptions, CopyDirector, MachineHandover, SenderState, StillSource, ThrottlePolicy, Unconverged,
@@ -14,7 +14,7 @@ use crate::complete::complete;
 use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
-use crate::far::FarRequest;
+use crate::far::{FarRequest, TpmContent};
 use crate::image_file::ImageFile;
 use crate::migration_tools::MigrationTools;
 use crate::plan::{MigrationPlan, PlannedDisk};
@@ -193,10 +193,18 @@ impl ShutOffMover<'_> {
     }
 
     fn define(&mut self) -> Result<()> {
+        let machine = self.tools.control.machine(&self.plan.uuid);
+        let machine = machine.map_err(holdfast_engine::Error::from)?;
+        let tpm = StoppedTpm::read(&*machine, &*self.tools.clock);
+        let tpm = tpm.map_err(|reason| Error::TpmState {
+            machine: self.plan.machine.clone(),
+            reason,
+        })?;
         self.tools.far.ask(&FarRequest::Define {
             uuid: self.plan.uuid.clone(),
             configuration: self.plan.kept_configuration.clone(),
             history: self.plan.history.clone(),
+            tpm: tpm.as_ref().map(TpmContent::of),
         })?;
         self.times.end(MigrationPhase::Define, self.tools.clock.now());
         Ok(())

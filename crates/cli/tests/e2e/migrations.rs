@@ -4,6 +4,7 @@ mod containers;
 mod handovers;
 mod kills;
 mod snapshots;
+mod tpm;
 mod two_hosts;
 mod undo;
 

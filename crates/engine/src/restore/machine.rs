@@ -46,3 +46,4 @@ pub use request::{
     Presence, RestoreAs,
 };
 pub use resumption::{PlannedResumption, Resumed};
+pub use tpm::store_tpm_state;

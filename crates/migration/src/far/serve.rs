@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use holdfast_block::{Clock, error_text};
-use holdfast_engine::is_memory_socket;
+use holdfast_engine::{is_memory_socket, store_tpm_state};
 use holdfast_host::domain_xml::HostNeeds;
 use holdfast_host::{
     Autostart, Description, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineHistory,
-    MachineState, MachineSummary, ProcessorFit, agent, users_of_file,
+    MachineState, MachineSummary, ProcessorFit, TpmPlace, agent, users_of_file,
 };
 use holdfast_image::{Format, Image, OpenOptions};
 use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
 
-use super::{BACKING, CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM};
+use super::{BACKING, CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM, TpmContent};
 use crate::machine_files::{MachineFiles, own_disks};
 use crate::request_link::serve_requests;
 
@@ -90,7 +90,14 @@ impl FarTools<'_> {
                 uuid,
                 configuration,
                 history,
-            } => self.define(&uuid, &configuration, &history),
+                tpm,
+            } => {
+                self.check_absence(&uuid)?;
+                if let Some(tpm) = tpm {
+                    self.store_tpm(&configuration, &tpm)?;
+                }
+                self.define(&uuid, &configuration, &history)
+            }
             FarRequest::Complete {
                 uuid,
                 state,
@@ -282,11 +289,29 @@ impl FarTools<'_> {
         Ok(FarAnswer::Done {})
     }
 
-    fn define(&self, uuid: &str, configuration: &str, history: &MachineHistory) -> Answered {
+    /// It may be defined there, if it is shut off.
+    fn check_absence(&self, uuid: &str) -> Result<(), String> {
         match self.state(uuid)? {
-            FarState::Absent | FarState::ShutOff => {}
-            state => return Err(format!("the machine is {state} there")),
+            FarState::Absent | FarState::ShutOff => Ok(()),
+            state => Err(format!("the machine is {state} there")),
         }
+    }
+
+    fn store_tpm(&self, configuration: &str, tpm: &TpmContent) -> Result<(), String> {
+        let file = match self.hypervisor.tpm_place(configuration) {
+            Some(TpmPlace::At(file)) => file,
+            Some(TpmPlace::Unknown(reason)) => {
+                return Err(format!(
+                    "the place for the state of its TPM is not known there: {reason}"
+                ));
+            }
+            None => return Err("its configuration has no emulated TPM".to_owned()),
+        };
+        let bytes = tpm.bytes_for(file.store)?;
+        store_tpm_state(&file, &bytes).map_err(|error| error_text(&error))
+    }
+
+    fn define(&self, uuid: &str, configuration: &str, history: &MachineHistory) -> Answered {
         let defined = self.hypervisor.define(configuration);
         defined.map_err(|error| error_text(&error))?;
         self.replace_history(uuid, history)?;

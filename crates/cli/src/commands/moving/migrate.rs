@@ -252,6 +252,7 @@ impl MigrateArgs {
             } else {
                 IncompleteMemory::Refuse
             },
+            clock: &**context.clock(),
         })
         .map_err(migration_error)?;
         if self.dry_run {

@@ -10,8 +10,8 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use holdfast_block::Clock;
-use holdfast_host::{Description, Links, MachineState, Rights, TpmFile, TpmPlace, TpmStore};
+use holdfast_block::{Clock, error_text};
+use holdfast_host::{Description, Links, Machine, MachineState, Rights, TpmFile, TpmPlace, TpmStore};
 
 use crate::job::Progress;
 use crate::notes::{NOTE_PATH, NOTE_TPM_STORE, NOTE_TPM_VERSION};
@@ -56,6 +56,37 @@ impl TpmFound {
             Self::NotKept(what) => progress.warning(&what),
         }
         None
+    }
+}
+
+/// The state of the TPM of a machine that is shut off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoppedTpm {
+    /// How swtpm stores it.
+    pub store: TpmStore,
+    /// The content of its file.
+    pub bytes: Vec<u8>,
+}
+
+impl StoppedTpm {
+    /// Reads the state of a machine; none if the machine has no TPM, or one that was never used.
+    ///
+    /// # Errors
+    /// As text: why the state cannot be read.
+    pub fn read(machine: &dyn Machine, clock: &dyn Clock) -> Result<Option<Self>, String> {
+        let description = machine.describe().map_err(|error| error_text(&error))?;
+        match read(&description, &machine.rights(), clock) {
+            TpmFound::NoTpm | TpmFound::NotYet(_) => Ok(None),
+            TpmFound::NotKept(reason) => Err(reason),
+            TpmFound::State(state) => {
+                let place = description.tpm.map(|tpm| tpm.place);
+                let store = place.as_ref().and_then(TpmPlace::file).map(|file| file.store);
+                Ok(store.map(|store| Self {
+                    store,
+                    bytes: state.bytes,
+                }))
+            }
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
-use holdfast_block::{FileLock, LockOutcome, lock_file};
+use holdfast_block::{FileLock, LockOutcome, lock_file, rename_durably};
 use holdfast_host::domain_xml::{DomainTpm, DomainXml, Identity};
 use holdfast_host::{Rights, TpmFile, TpmPlace, TpmStore};
 use holdfast_image::Format;
@@ -274,15 +274,44 @@ pub(super) fn write(partial: &Path, bytes: &[u8], path: &Path) -> std::io::Resul
     file.sync_all()
 }
 
+/// Ends the name of a state that is not complete yet.
+const PARTIAL_ENDING: &str = ".holdfast-new";
+
+/// Stores the state of the TPM of a machine that is shut off, durably. An existing state is replaced.
+///
+/// # Errors
+/// An swtpm uses the present state, or the new one cannot be written.
+pub fn store_tpm_state(file: &TpmFile, bytes: &[u8]) -> Result<()> {
+    let path = &file.path;
+    let failed = |source| Error::File {
+        action: "write",
+        path: path.clone(),
+        source,
+    };
+    let mut folders = MadeFolders::make(path)?;
+    let _lock = lock(path, file.store)?;
+    let mut partial = path.clone().into_os_string();
+    partial.push(PARTIAL_ENDING);
+    let partial = PathBuf::from(partial);
+    match std::fs::remove_file(&partial) {
+        Err(source) if source.kind() != ErrorKind::NotFound => return Err(failed(source)),
+        _ => {}
+    }
+    let stored = write(&partial, bytes, path).and_then(|()| rename_durably(&partial, path));
+    stored.map_err(failed)?;
+    folders.keep();
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::File;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
-    use holdfast_host::TpmStore;
+    use holdfast_host::{Rights, TpmFile, TpmStore};
 
-    use super::{MadeFolders, lock, nearest_folder, write};
+    use super::{MadeFolders, lock, nearest_folder, store_tpm_state, write};
 
     fn mode(path: &Path) -> u32 {
         path.metadata().unwrap().permissions().mode() & 0o777
@@ -308,6 +337,22 @@ mod tests {
         made.keep();
         drop(made);
         assert!(below("swtpm/uuid/tpm2").exists());
+    }
+
+    #[test]
+    fn a_stored_state_replaces_the_present_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = TpmFile {
+            path: folder.path().join("uuid/tpm2/tpm2-00.permall"),
+            store: TpmStore::Folder,
+            rights: Rights::Own,
+        };
+        store_tpm_state(&file, b"first").unwrap();
+        // What a killed process has left.
+        File::create(file.path.with_extension("permall.holdfast-new")).unwrap();
+        store_tpm_state(&file, b"second").unwrap();
+        assert_eq!(std::fs::read(&file.path).unwrap(), b"second");
+        assert_eq!(file.path.parent().unwrap().read_dir().unwrap().count(), 1);
     }
 
     #[test]
