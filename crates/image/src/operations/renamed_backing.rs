@@ -71,6 +71,7 @@ impl BlockDevice for RenamedBacking {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
     use std::path::Path;
 
     use holdfast_block::conformance::Conformance;
@@ -110,7 +111,7 @@ mod tests {
             renamed.read_at(&mut content, 0).unwrap();
             Conformance::new().check_read_only(&renamed, &content);
             let copy = folder.path().join("copy.qcow2");
-            std::fs::write(&copy, &content).unwrap();
+            std::fs::File::create(&copy).unwrap().write_all(&content).unwrap();
             let image = open(&copy, &OpenOptions::default()).unwrap();
             assert_eq!(image.layers()[1].path, folder.path().join(name));
             let mut found = [0; 7];
