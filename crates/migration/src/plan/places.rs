@@ -27,11 +27,11 @@ pub struct PlannedDisk {
     pub seed: Option<Seed>,
     /// Where it is here.
     pub image: ImageFile,
-    /// What of it is copied.
+    /// Whether its content or its file is copied.
     pub form: CopiedForm,
 }
 
-/// What of a disk is copied.
+/// Whether the content of a disk or its file is copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CopiedForm {
     /// Its content, to a raw file.
@@ -44,7 +44,7 @@ pub enum CopiedForm {
 }
 
 impl PlannedDisk {
-    /// Opens what is copied of a machine that is shut off.
+    /// Opens the content or the file for a copy. The machine is shut off.
     pub(crate) fn open(&self) -> Result<Box<dyn BlockDevice>> {
         match &self.form {
             CopiedForm::Content => self
