@@ -100,9 +100,14 @@ fn planned_file(
     Ok(PlannedDisk {
         path: places.free_disk_path(&name, planned, notes)?,
         size_bytes: 0,
+        // It is compared with the bytes of the file, whatever its format.
         seed: places
             .seed_of_user(&target)
-            .or_else(|| former_seed(places, &stem, &extension)),
+            .or_else(|| former_seed(places, &stem, &extension))
+            .map(|seed| Seed {
+                format: Some("raw".to_owned()),
+                ..seed
+            }),
         target,
         image: ImageFile {
             path: file.path.clone(),
@@ -123,7 +128,7 @@ fn former_seed(places: &DiskPlaces<'_>, stem: &str, extension: &str) -> Option<S
     let former = files.into_iter().find(|former| is_of_family(&former.path))?;
     Some(Seed {
         path: former.path.clone(),
-        format: former.format.clone(),
+        format: None,
     })
 }
 
