@@ -24,5 +24,6 @@ mod template_forgeries;
 mod template_tags;
 mod templates;
 mod terminals;
+mod tls_link;
 mod verbs;
 mod writing_guest;
