@@ -232,6 +232,8 @@ pub struct ProgramConnector {
     tools: Arc<dyn StreamTools>,
     program: String,
     arguments: Vec<String>,
+    /// What it gets before the request.
+    first_line: Vec<u8>,
     place: String,
     clock: Arc<dyn Clock>,
 }
@@ -244,6 +246,7 @@ impl ProgramConnector {
             tools,
             program,
             arguments: RECEIVE_COMMAND.map(str::to_owned).into(),
+            first_line: Vec::new(),
             clock,
         }
     }
@@ -256,8 +259,16 @@ impl ProgramConnector {
             program: "/bin/sh".to_owned(),
             place: format!("`{command}`"),
             arguments: vec!["-c".to_owned(), command],
+            first_line: Vec::new(),
             clock,
         }
+    }
+
+    /// The program gets this line before the request, to reach the receiver.
+    #[must_use]
+    pub fn with_first_line(mut self, line: Vec<u8>) -> Self {
+        self.first_line = line;
+        self
     }
 }
 
@@ -277,7 +288,9 @@ impl Connector for ProgramConnector {
             source: std::io::ErrorKind::BrokenPipe.into(),
         };
         let input = program.take_output().ok_or_else(no_pipe)?;
-        let output = program.take_input().ok_or_else(no_pipe)?;
+        let mut output = program.take_input().ok_or_else(no_pipe)?;
+        // If the program has ended, the request fails, too, with its reason.
+        output.write_all(&self.first_line).ok();
         let closer = ProgramCloser {
             program: Mutex::new(program),
             clock: Arc::clone(&self.clock),

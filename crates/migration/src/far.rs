@@ -3,7 +3,6 @@
 mod serve;
 mod services;
 
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -16,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::request_link::RequestLink;
 pub use serve::{FarTools, MovingHypervisor, serve_far};
 pub(crate) use services::HostService;
-pub use services::{HostRequests, HostServices, RequestSubject, serve_host};
+pub use services::{HostRequests, HostServices, RequestSubject, serve_connection, serve_host};
 
 /// Words after which the program answers: `holdfast receive-machine 1`.
 pub const RECEIVE_MACHINE_COMMAND: [&str; 2] = ["receive-machine", "1"];
@@ -203,9 +202,8 @@ impl FarHost {
         RequestLink::start(tools, &[verb, version, "--connect", uri]).map(Self)
     }
 
-    /// A process of `host` that answers at the other end of a socket.
-    pub(crate) fn of_socket(socket: UnixStream, host: String) -> std::io::Result<Self> {
-        RequestLink::of_socket(socket, host).map(Self)
+    pub(crate) fn of_link(link: RequestLink) -> Self {
+        Self(link)
     }
 
     /// Its name.

@@ -9,7 +9,8 @@
 //! - `memory_watch`, `memory_convergence`: the progress of the memory, and whether it will ever be sent
 //! - `request_link`: requests to a process of the other host, and its answers
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
-//! - `socket_host`: another host that is reached by a socket instead of ssh; `streams`: bytes between two sockets
+//! - `socket_host`, `command_host`: another host that is reached by a socket or a command instead of ssh;
+//!   `forwarded_sockets`: sockets here whose connections it gets; `streams`: the bytes of one
 //! - `plan`, `image_file`: what a migration would do, and what prevents it
 //! - `machine_files`: the files of a machine that moves with its snapshots
 //! - `move_progress`: the progress of all disks together, and of the memory
@@ -19,12 +20,14 @@
 //! - `container`: containers that move
 //! - `run`: the migration of a machine that runs; `shut_off`: of one that is shut off; `complete`: the end of both
 
+mod command_host;
 mod complete;
 mod container;
 mod disk_copy;
 mod disks;
 mod error;
 mod far;
+mod forwarded_sockets;
 mod image_file;
 mod machine_files;
 mod memory_convergence;
@@ -43,6 +46,7 @@ mod shut_off;
 mod socket_host;
 mod streams;
 
+pub use command_host::{CommandHost, RECEIVE_MIGRATION_COMMAND};
 pub use container::{
     ArrivalTools, ContainerMove, ContainerMoveObserver, ContainerMoveReport, ContainerMoveTools, ContainerPhase,
     ContainerPlan, ContainerPlanRequest, ContainerRound, FarContainers, MountTarget, MountThere,
@@ -52,7 +56,7 @@ pub use disks::CopyEvents;
 pub use error::{Error, Result};
 pub use far::{
     FarHost, FarTools, HostRequests, HostServices, MovingHypervisor, RECEIVE_MACHINE_COMMAND, RequestSubject,
-    serve_far, serve_host,
+    serve_connection, serve_far, serve_host,
 };
 pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};

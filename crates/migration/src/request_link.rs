@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::{Mutex, PoisonError};
 
-use holdfast_host::{Piped, StreamTools};
+use holdfast_host::{Piped, StreamTools, ToolError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -30,14 +30,24 @@ impl RequestLink {
     /// Starts it by `tools` with these arguments.
     pub(crate) fn start(tools: &dyn StreamTools, arguments: &[&str]) -> Result<Self> {
         let host = tools.host().unwrap_or("this host").to_owned();
+        Self::of_program(tools.start("holdfast", arguments), host, &[])
+    }
+
+    /// A process of `host` that `started` reaches, after it got the bytes `first`.
+    pub(crate) fn of_program(
+        started: std::result::Result<Piped, ToolError>,
+        host: String,
+        first: &[u8],
+    ) -> Result<Self> {
         let no_answer = |reason: String| Error::FarHost {
             host: host.clone(),
             reason,
         };
-        let started = tools.start("holdfast", arguments);
         let mut program = started.map_err(|error| no_answer(error.to_string()))?;
         let ends = program.take_input().zip(program.take_output());
-        let (input, output) = ends.ok_or_else(|| no_answer("it has no pipes".to_owned()))?;
+        let (mut input, output) = ends.ok_or_else(|| no_answer("it has no pipes".to_owned()))?;
+        // If the program has ended, the first request says why.
+        input.write_all(first).ok();
         Ok(Self {
             process: Mutex::new(LinkedProcess {
                 program: Some(program),

@@ -1,22 +1,21 @@
 //! A host that is reached by a socket, at which it serves: the side of the `migrate` that brings a machine back.
 
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::thread::JoinHandle;
 
-use holdfast_host::ToolError;
 use holdfast_live_copy::SocketConnector;
 
 use crate::error::{Error, Result};
 use crate::far::{FarHost, HostService};
+use crate::forwarded_sockets::ForwardedSockets;
+use crate::request_link::RequestLink;
 use crate::streams::join_streams;
 
 /// A host that is reached by a socket. Dropping it deletes the socket, which is used for one migration.
 pub struct SocketHost {
     socket: PathBuf,
     name: String,
-    forwarded: Mutex<Vec<ForwardedSocket>>,
+    forwarded: ForwardedSockets,
 }
 
 impl SocketHost {
@@ -25,38 +24,33 @@ impl SocketHost {
         Self {
             socket,
             name,
-            forwarded: Mutex::default(),
+            forwarded: ForwardedSockets::default(),
         }
     }
 
-    /// Requests to the host.
-    ///
-    /// # Errors
-    /// It does not serve.
-    pub fn far(&self) -> Result<FarHost> {
-        let stream = HostService::machine().open(&self.socket);
-        let far = stream.and_then(|stream| FarHost::of_socket(stream, self.name.clone()));
-        far.map_err(|error| self.no_answer(&error))
-    }
-
-    /// A connection for requests about a container.
+    /// Requests about a machine.
     ///
     /// # Errors
     /// The host does not serve.
-    pub(crate) fn open_container_service(&self) -> Result<UnixStream> {
-        let stream = HostService::container().open(&self.socket);
-        stream.map_err(|error| self.no_answer(&error))
+    pub fn far(&self) -> Result<FarHost> {
+        self.link(&HostService::machine()).map(FarHost::of_link)
     }
 
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    /// Requests about a container.
+    ///
+    /// # Errors
+    /// The host does not serve.
+    pub(crate) fn container_link(&self) -> Result<RequestLink> {
+        self.link(&HostService::container())
     }
 
-    pub(crate) fn no_answer(&self, error: &std::io::Error) -> Error {
-        Error::FarHost {
+    fn link(&self, service: &HostService) -> Result<RequestLink> {
+        let stream = service.open(&self.socket);
+        let link = stream.and_then(|stream| RequestLink::of_socket(stream, self.name.clone()));
+        link.map_err(|error| Error::FarHost {
             host: self.name.clone(),
             reason: error.to_string(),
-        }
+        })
     }
 
     /// The receivers of the host.
@@ -73,60 +67,18 @@ impl SocketHost {
     pub fn forward(&self, here: &Path, there: &Path) -> Result<()> {
         let service = HostService::of_socket(there);
         let socket = self.socket.clone();
-        let open = move || service.open(&socket);
-        let forwarded = ForwardedSocket::listen(here, open).map_err(|error| Error::Forward {
-            host: self.name.clone(),
-            source: ToolError::NoConnection {
-                host: self.name.clone(),
-                reason: format!("{}: {error}", here.display()),
-            },
-        })?;
-        self.forwarded
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(forwarded);
-        Ok(())
+        let connect = move |stream: UnixStream| {
+            if let Ok(onward) = service.open(&socket) {
+                join_streams(&stream, &onward);
+            }
+        };
+        self.forwarded.listen(here, &self.name, connect)
     }
 }
 
 impl Drop for SocketHost {
     fn drop(&mut self) {
         std::fs::remove_file(&self.socket).ok();
-    }
-}
-
-/// A socket here whose connections are forwarded.
-struct ForwardedSocket {
-    listener: UnixListener,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl ForwardedSocket {
-    fn listen(here: &Path, open: impl Fn() -> std::io::Result<UnixStream> + Send + 'static) -> std::io::Result<Self> {
-        let listener = UnixListener::bind(here)?;
-        let accepting = listener.try_clone()?;
-        let accept = move || {
-            while let Ok((stream, _)) = accepting.accept() {
-                // A connection that cannot be forwarded is closed.
-                let Ok(onward) = open() else { continue };
-                std::thread::spawn(move || join_streams(&stream, &onward));
-            }
-        };
-        let thread = std::thread::Builder::new().name("forward".to_owned()).spawn(accept)?;
-        Ok(Self {
-            listener,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for ForwardedSocket {
-    fn drop(&mut self) {
-        // The thread waits for a connection.
-        rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both).ok();
-        if let Some(thread) = self.thread.take() {
-            thread.join().ok();
-        }
     }
 }
 

@@ -243,6 +243,7 @@ mod tests {
         "receive-disk",
         "receive-machine",
         "receive-container",
+        "receive-migration",
         "freeze-commands",
         "peer",
         "daemon",

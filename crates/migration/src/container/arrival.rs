@@ -65,12 +65,11 @@ pub fn serve_arrivals(input: impl Read, output: impl Write, tools: &ArrivalTools
 }
 
 impl HostRequests for ArrivalTools<'_> {
-    fn subject(&self) -> RequestSubject {
-        RequestSubject::Container
-    }
-
-    fn serve(&self, stream: &UnixStream) -> std::io::Result<()> {
-        serve_arrivals(stream, stream, self)
+    fn serve(&self, subject: RequestSubject, stream: &UnixStream) -> std::io::Result<()> {
+        match subject {
+            RequestSubject::Container => serve_arrivals(stream, stream, self),
+            RequestSubject::Machine => Err(subject.refusal()),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use holdfast_engine::DiskTransport;
 use holdfast_host::StreamTools;
 use serde::{Deserialize, Serialize};
 
+use crate::command_host::CommandHost;
 use crate::error::{Error, Result};
 use crate::request_link::RequestLink;
 use crate::socket_host::SocketHost;
@@ -219,10 +220,15 @@ impl FarContainers {
     /// # Errors
     /// It does not serve.
     pub fn of_socket(host: &SocketHost) -> Result<Self> {
-        let stream = host.open_container_service()?;
-        RequestLink::of_socket(stream, host.name().to_owned())
-            .map(Self)
-            .map_err(|error| host.no_answer(&error))
+        host.container_link().map(Self)
+    }
+
+    /// A host that is reached by a command.
+    ///
+    /// # Errors
+    /// The command cannot be started.
+    pub fn of_command(host: &CommandHost) -> Result<Self> {
+        host.container_link().map(Self)
     }
 
     /// Its name.

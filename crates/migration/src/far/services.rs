@@ -1,5 +1,6 @@
 //! A host that serves the `migrate` of another host over a socket: the way back of a machine.
 
+use std::fs::File;
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,7 +14,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use super::serve::{FarTools, serve_far};
-use crate::streams::join_streams;
+use crate::streams::{copy_bytes, join_streams};
 
 /// Limit of the first line of a connection. A path has at most 4096 bytes.
 const LINE_BYTES_MAX: usize = 8192;
@@ -61,12 +62,17 @@ impl HostService {
         }
     }
 
+    /// The first line of a connection.
+    pub(crate) fn line(&self) -> std::io::Result<Vec<u8>> {
+        let mut line = serde_json::to_vec(self)?;
+        line.push(b'\n');
+        Ok(line)
+    }
+
     /// Connects to a host that serves at `socket`.
     pub(crate) fn open(&self, socket: &Path) -> std::io::Result<UnixStream> {
         let mut stream = UnixStream::connect(socket)?;
-        let mut line = serde_json::to_vec(self)?;
-        line.push(b'\n');
-        stream.write_all(&line)?;
+        stream.write_all(&self.line()?)?;
         Ok(stream)
     }
 
@@ -89,13 +95,11 @@ impl HostService {
 
 /// Requests that a host answers while something comes to it.
 pub trait HostRequests: Sync {
-    /// What the requests are about.
-    fn subject(&self) -> RequestSubject;
-    /// Answers requests until the stream ends.
+    /// Answers requests about `subject` until the stream ends.
     ///
     /// # Errors
-    /// The stream fails, or has no requests.
-    fn serve(&self, stream: &UnixStream) -> std::io::Result<()>;
+    /// The stream fails, or has no requests, or others than this host answers.
+    fn serve(&self, subject: RequestSubject, stream: &UnixStream) -> std::io::Result<()>;
     /// The socket of the hypervisor, if it is needed.
     fn hypervisor_socket(&self) -> Option<PathBuf> {
         None
@@ -111,13 +115,23 @@ pub enum RequestSubject {
     Container,
 }
 
-impl HostRequests for FarTools<'_> {
-    fn subject(&self) -> RequestSubject {
-        RequestSubject::Machine
+impl RequestSubject {
+    /// The error of a host that does not answer requests about it.
+    pub(crate) fn refusal(self) -> std::io::Error {
+        let name = match self {
+            Self::Machine => "machines",
+            Self::Container => "containers",
+        };
+        std::io::Error::other(format!("requests about {name} are not answered here"))
     }
+}
 
-    fn serve(&self, stream: &UnixStream) -> std::io::Result<()> {
-        serve_far(stream, stream, self)
+impl HostRequests for FarTools<'_> {
+    fn serve(&self, subject: RequestSubject, stream: &UnixStream) -> std::io::Result<()> {
+        match subject {
+            RequestSubject::Machine => serve_far(stream, stream, self),
+            RequestSubject::Container => Err(subject.refusal()),
+        }
     }
 
     fn hypervisor_socket(&self) -> Option<PathBuf> {
@@ -169,6 +183,29 @@ pub fn serve_host(
     })
 }
 
+/// Serves one connection, of an input and an output that may be pipes, until it ends.
+///
+/// # Errors
+/// It asks for something that this host does not serve, or fails.
+pub fn serve_connection(input: File, output: File, services: &HostServices<'_>) -> std::io::Result<()> {
+    let (served, own) = UnixStream::pair()?;
+    let received = own.try_clone()?;
+    // Not awaited: the input may be open when everything is served.
+    std::thread::spawn(move || {
+        copy_bytes(&input, &received).ok();
+        received.shutdown(Shutdown::Write).ok();
+    });
+    let sending = std::thread::spawn(move || copy_bytes(&own, &output));
+    let result = services.serve(&served, &KeptStreams::default());
+    served.shutdown(Shutdown::Both).ok();
+    // The last bytes may still be on their way.
+    sending
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        .ok();
+    result
+}
+
 /// The streams of all connections, to end them.
 #[derive(Default)]
 struct KeptStreams(Mutex<Vec<UnixStream>>);
@@ -190,14 +227,9 @@ impl KeptStreams {
 impl HostServices<'_> {
     fn serve(&self, stream: &UnixStream, streams: &KeptStreams) -> std::io::Result<()> {
         let other_version = || std::io::Error::other("it has another version of the protocol");
-        let subject = self.requests.subject();
         match HostService::read(stream)? {
-            HostService::Machine { version: VERSION } if subject == RequestSubject::Machine => {
-                self.requests.serve(stream)
-            }
-            HostService::Container { version: VERSION } if subject == RequestSubject::Container => {
-                self.requests.serve(stream)
-            }
+            HostService::Machine { version: VERSION } => self.requests.serve(RequestSubject::Machine, stream),
+            HostService::Container { version: VERSION } => self.requests.serve(RequestSubject::Container, stream),
             HostService::Disk { version: VERSION } => {
                 let stream = ByteStream::of_socket(stream.try_clone()?)?;
                 let received = serve_receiver(stream, TargetScope::Host, &self.disks);

@@ -36,6 +36,8 @@ impl SendingArgs {
 
 pub(super) const SCHEME: &str = "ssh://";
 const SOCKET_SCHEME: &str = "unix://";
+/// The name of a host that a command reaches.
+const OTHER_HOST: &str = "the other host";
 
 /// A host that ssh reaches.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,6 +106,8 @@ pub(super) fn ssh_error(error: ToolError) -> Error {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MoveRoute {
     Ssh(SshHost),
+    /// A shell command whose standard input and output reach it.
+    Command(String),
     /// At this socket, the host serves this migration. The name of the host is for people.
     Socket {
         name: String,
@@ -148,10 +152,37 @@ impl MoveTarget {
 }
 
 impl MoveTarget {
+    /// The folder of a host that a shell command reaches.
+    pub(super) fn behind_command(word: &OsStr, command: &str) -> Result<Self, Error> {
+        let folder = Path::new(word);
+        if !folder.is_absolute() {
+            return Err(Error::usage(
+                format!(
+                    "{} is not an absolute path of the host that --connect-command reaches",
+                    folder.display()
+                ),
+                "write the whole path of the folder there: /srv/vm",
+            ));
+        }
+        Ok(Self {
+            route: MoveRoute::Command(command.to_owned()),
+            folder: Some(folder.to_owned()),
+        })
+    }
+
+    /// The folder in a text of [`MoveTarget::address_of`].
+    pub(super) fn folder_of_address(address: &str) -> Option<PathBuf> {
+        match Self::parse(OsStr::new(address)) {
+            Ok(target) => target.folder,
+            Err(_) => address.split_once(":/").map(|(_, path)| Path::new("/").join(path)),
+        }
+    }
+
     /// The address of a folder of this host, for people.
     pub(super) fn address_of(&self, folder: &Path) -> String {
         match &self.route {
             MoveRoute::Ssh(host) => format!("{SCHEME}{host}{}", folder.display()),
+            MoveRoute::Command(_) => format!("{OTHER_HOST}:{}", folder.display()),
             MoveRoute::Socket { name, .. } => format!("{name}:{}", folder.display()),
         }
     }
@@ -161,6 +192,7 @@ impl std::fmt::Display for MoveTarget {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.route {
             MoveRoute::Ssh(host) => write!(formatter, "{SCHEME}{host}")?,
+            MoveRoute::Command(_) => write!(formatter, "{OTHER_HOST}:")?,
             MoveRoute::Socket { name, .. } => formatter.write_str(name)?,
         }
         match &self.folder {
@@ -213,6 +245,10 @@ mod tests {
             path: "/run/a.return".into(),
         };
         assert_eq!((target.route, target.folder), (route, None));
+        let by_command = |folder| MoveTarget::behind_command(OsStr::new(folder), "ssh host2");
+        assert_eq!(by_command("/srv/vm").unwrap().to_string(), "the other host:/srv/vm");
+        by_command("vm").unwrap_err();
+        by_command("ssh://host2").unwrap_err();
         for wrong in [
             "host2",
             "/srv/vm",
@@ -223,5 +259,21 @@ mod tests {
         ] {
             MoveTarget::parse(OsStr::new(wrong)).unwrap_err();
         }
+    }
+
+    #[test]
+    fn an_address_for_people_has_the_folder() {
+        let parsed = |word: &str| MoveTarget::parse(OsStr::new(word)).unwrap();
+        let by_command = MoveTarget::behind_command(OsStr::new("/srv"), "ssh host2").unwrap();
+        for target in [
+            parsed("ssh://root@host2:2222"),
+            parsed("unix://host1/run/a"),
+            by_command,
+        ] {
+            let address = target.address_of(Path::new("/srv/a"));
+            let folder = MoveTarget::folder_of_address(&address);
+            assert_eq!(folder.as_deref(), Some(Path::new("/srv/a")), "{address}");
+        }
+        assert_eq!(MoveTarget::folder_of_address("ssh://host2"), None);
     }
 }

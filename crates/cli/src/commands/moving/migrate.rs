@@ -58,7 +58,7 @@ pub(crate) struct MigrateArgs {
     machine: String,
     /// A host that has holdfast; disks are stored in the folder [default: that of libvirt's pool], and a container becomes a
     /// folder in it [default: the same as here]
-    #[arg(value_name = "ssh://[USER@]HOST[/FOLDER]")]
+    #[arg(value_name = "ssh://[USER@]HOST[/FOLDER]|FOLDER")]
     destination: OsString,
     /// The hypervisor's address here: qemu:///system
     #[arg(short, long, value_name = "URI")]
@@ -78,6 +78,10 @@ pub(crate) struct MigrateArgs {
     retry_for: Duration,
     #[command(flatten)]
     sending: SendingArgs,
+    /// A command whose standard input and output reach 'holdfast receive-migration 1' on the other host, instead of ssh; it is
+    /// called for each connection, and the destination is the path of a folder there
+    #[arg(long, value_name = "COMMAND", conflicts_with_all = ["ssh_option", "connect_there", "undo", "repeat"])]
+    connect_command: Option<String>,
     /// Show what would be migrated, and what prevents it; change nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -137,7 +141,10 @@ impl Verb for MigrateArgs {
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        let target = MoveTarget::parse(&self.destination)?;
+        let target = match &self.connect_command {
+            Some(command) => MoveTarget::behind_command(&self.destination, command)?,
+            None => MoveTarget::parse(&self.destination)?,
+        };
         if let Some(MachineWord::Container(folder)) = MachineWord::parse(OsStr::new(&self.machine)) {
             return if self.undo {
                 self.bring_container_back(&folder, &target, context)
@@ -168,7 +175,7 @@ impl Verb for MigrateArgs {
             return Ok(Exit::Ok);
         };
         match target.route {
-            MoveRoute::Ssh(_) => context.report(&report),
+            MoveRoute::Ssh(_) | MoveRoute::Command(_) => context.report(&report),
             MoveRoute::Socket { .. } => {
                 let document = serde_json::to_value(&report).map_err(Error::Json)?;
                 match other.far.send_report(document) {
@@ -451,7 +458,8 @@ fn migration_error(error: MigrationError) -> Error {
         MigrationError::Disk { source, .. } => copy_error(*source),
         MigrationError::FarHost { .. } => refused(
             Kind::Io,
-            "install holdfast there, where ssh finds it, and libvirt; the machine runs here",
+            "install libvirt there, and holdfast, where ssh finds it; a --connect-command must reach 'holdfast receive-migration 1'; \
+             the machine runs here",
         ),
         MigrationError::Obstacles { .. } => refused(Kind::Refused, "remove these obstacles; nothing was changed"),
         MigrationError::FrozenTooLong { .. } => refused(

@@ -9,6 +9,7 @@ mod migrate;
 mod receive_container;
 mod receive_disk;
 mod receive_machine;
+mod receive_migration;
 
 use crate::commands::verb::verbs;
 
@@ -26,6 +27,8 @@ verbs! {
         "receive-machine" => ReceiveMachine(receive_machine::ReceiveMachineArgs),
         /// Receive a container from the holdfast of another host
         "receive-container" => ReceiveContainer(receive_container::ReceiveContainerArgs),
+        /// Receive a machine or a container by one connection of many
+        "receive-migration" => ReceiveMigration(receive_migration::ReceiveMigrationArgs),
         /// Freeze and thaw by commands, for live-copy
         "freeze-commands" => FreezeCommands(freeze_commands::FreezeCommandsArgs),
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use holdfast_migration::{FarTools, RECEIVE_MACHINE_COMMAND, serve_far};
+use holdfast_migration::{FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
 
 use super::far::program;
 use crate::args::{Example, SharedOptions};
@@ -41,19 +41,24 @@ impl Verb for ReceiveMachineArgs {
             ));
         }
         let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
-        let tools = FarTools {
-            hypervisor: hypervisors.libvirt()?,
-            program: program(),
-            clock: Arc::clone(context.clock()),
-            now_ms: &|| time::now().as_millisecond(),
-            image_folder: None,
-            report: &drop,
-        };
+        let tools = far_tools(hypervisors.libvirt()?, context);
         serve_far(std::io::stdin(), std::io::stdout(), &tools).map_err(|source| Error::File {
             action: "answer requests on",
             path: "standard input".into(),
             source,
         })?;
         Ok(Exit::Ok)
+    }
+}
+
+/// What this host needs to receive machines.
+pub(super) fn far_tools<'a>(hypervisor: &'a dyn MovingHypervisor, context: &Context) -> FarTools<'a> {
+    FarTools {
+        hypervisor,
+        program: program(),
+        clock: Arc::clone(context.clock()),
+        now_ms: &|| time::now().as_millisecond(),
+        image_folder: None,
+        report: &drop,
     }
 }

@@ -50,15 +50,15 @@ esac
 "#;
 
 /// A container with a service, which is mounted at the first of two hosts. Both have the same kernel and files.
-struct Hosts<'a> {
+pub(super) struct Hosts<'a> {
     rig: &'a Rig,
     sshd: Sshd,
-    container: Container<'a>,
-    there: MountPoint,
+    pub(super) container: Container<'a>,
+    pub(super) there: MountPoint,
 }
 
 impl<'a> Hosts<'a> {
-    fn new(rig: &'a Rig) -> Option<Self> {
+    pub(super) fn new(rig: &'a Rig) -> Option<Self> {
         Self::with(rig, Program::Found)
     }
 
@@ -83,7 +83,7 @@ impl<'a> Hosts<'a> {
         Some(hosts)
     }
 
-    fn service(&self, verb: &str, point: &MountPoint) -> String {
+    pub(super) fn service(&self, verb: &str, point: &MountPoint) -> String {
         format!(
             "sh {} {verb} {}",
             self.rig.path("service.sh").display(),
@@ -121,7 +121,7 @@ impl<'a> Hosts<'a> {
     }
 
     /// Every number is there once, and more come.
-    fn assert_serves(&self, point: &MountPoint) {
+    pub(super) fn assert_serves(&self, point: &MountPoint) {
         assert_eq!(self.served(), Some(folder(point)));
         let numbers = || std::fs::read_to_string(point.path("numbers")).unwrap();
         let count = numbers().lines().count();
@@ -160,7 +160,7 @@ fn assert_no_damage(rig: &Rig, container: &str) {
     assert!(layers.all(|layer| layer["corruption_count"] == 0), "{checked}");
 }
 
-fn folder(point: &MountPoint) -> PathBuf {
+pub(super) fn folder(point: &MountPoint) -> PathBuf {
     point.path(".").canonicalize().unwrap()
 }
 

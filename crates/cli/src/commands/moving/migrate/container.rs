@@ -1,6 +1,6 @@
 //! `holdfast migrate` of a container.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use super::super::far::{MoveRoute, MoveTarget, program};
 use super::super::live_copy::events::warning_text;
 use super::super::receive_container::{arrival_tools, mount_arrived};
 use super::container_report::{ContainerMigrated, ContainerMigrationPlanned};
-use super::other_host::stop_with_input;
+use super::other_host::{command_host, stop_with_input};
 use super::undo::{KeptReport, ReturnPath, Returned};
 use super::{MigrateArgs, migration_error};
 use crate::commands::images::container::now_s;
@@ -105,6 +105,15 @@ impl ContainerHost {
                     connector: Arc::new(ProgramConnector::new(streams, "holdfast".to_owned(), clock)),
                 })
             }
+            MoveRoute::Command(command) => {
+                let host = command_host(command, context);
+                let connector = host.connector().map_err(container_error)?;
+                Ok(Self {
+                    far: FarContainers::of_command(&host).map_err(container_error)?,
+                    reach_again: Box::new(move || FarContainers::of_command(&host)),
+                    connector: Arc::new(connector),
+                })
+            }
             MoveRoute::Socket { name, path } => {
                 stop_with_input();
                 let host = SocketHost::new(path.clone(), name.clone());
@@ -158,7 +167,7 @@ impl MigrateArgs {
         }
         let report = self.run_container_move(&place, &plan, &host, context)?;
         match target.route {
-            MoveRoute::Ssh(_) => context.report(&report),
+            MoveRoute::Ssh(_) | MoveRoute::Command(_) => context.report(&report),
             MoveRoute::Socket { .. } => {
                 let document = serde_json::to_value(&report).map_err(Error::Json)?;
                 match host.far.send_report(document) {
@@ -188,9 +197,7 @@ impl MigrateArgs {
                 "--undo brings a container back that is at the other host",
             ));
         };
-        let there = MoveTarget::parse(OsStr::new(&relocation.target))
-            .ok()
-            .and_then(|there| there.folder);
+        let there = MoveTarget::folder_of_address(&relocation.target);
         let there = there.unwrap_or_else(|| place.folder.clone());
         let report = KeptReport::default();
         let note = |document| report.note(document);
@@ -395,7 +402,8 @@ fn container_error(error: MigrationError) -> Error {
         MigrationError::Disk { source, .. } => copy_error(*source),
         MigrationError::FarHost { .. } => refused(
             Kind::Io,
-            "install holdfast there, where ssh finds it; the container is used here, and the same command continues",
+            "install holdfast there, where ssh finds it; a --connect-command must reach 'holdfast receive-migration 1'; the \
+             container is used here, and the same command continues",
         ),
         MigrationError::Stop { .. } => refused(
             Kind::Locked,

@@ -3,15 +3,16 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_host::StreamTools;
+use holdfast_host::{LocalTools, StreamTools};
 use holdfast_live_copy::{Connector, ProgramConnector};
-use holdfast_migration::{Error as MigrationError, FarHost, SocketHost};
+use holdfast_migration::{CommandHost, Error as MigrationError, FarHost, SocketHost};
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::super::far::{MoveRoute, MoveTarget};
 use super::{MigrateArgs, migration_error};
 use crate::context::Context;
 use crate::errors::Error;
+use crate::machines::datasets::TOOL_TIME_OUT;
 
 /// Forwards connections to the first socket, here, to the second one, there.
 type SocketForwarder = dyn Fn(&Path, &Path) -> Result<(), MigrationError> + Sync;
@@ -50,6 +51,16 @@ impl OtherHost {
                     }),
                 })
             }
+            MoveRoute::Command(command) => {
+                let host = Arc::new(command_host(command, context));
+                let reached = Arc::clone(&host);
+                Ok(Self {
+                    far: host.far().map_err(migration_error)?,
+                    reach_again: Box::new(move || reached.far()),
+                    connector: Arc::new(host.connector().map_err(migration_error)?),
+                    forward: Box::new(move |here, there| host.forward(here, there)),
+                })
+            }
             MoveRoute::Socket { name, path } => {
                 stop_with_input();
                 let host = Arc::new(SocketHost::new(path.clone(), name.clone()));
@@ -63,6 +74,12 @@ impl OtherHost {
             }
         }
     }
+}
+
+/// A host that a shell command reaches.
+pub(super) fn command_host(command: &str, context: &Context) -> CommandHost {
+    let tools: Arc<dyn StreamTools> = Arc::new(LocalTools::new(Arc::clone(context.clock()), TOOL_TIME_OUT));
+    CommandHost::new(tools, command.to_owned(), Arc::clone(context.clock()))
 }
 
 /// The host that serves the migration has started this program. It keeps the input open until the program is to stop; if that

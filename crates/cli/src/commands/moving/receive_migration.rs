@@ -1,0 +1,96 @@
+//! `holdfast receive-migration`: the side of the other host of `holdfast migrate --connect-command`, once for each connection.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use holdfast_engine::{ContainerPlace, DiskTransport};
+use holdfast_migration::{HostRequests, HostServices, RECEIVE_MIGRATION_COMMAND, RequestSubject, serve_connection};
+
+use super::far::receive_tools;
+use super::receive_container::{arrival_tools, mount_arrived};
+use super::receive_machine::far_tools;
+use crate::args::{Example, SharedOptions};
+use crate::commands::verb::Verb;
+use crate::context::Context;
+use crate::errors::{Error, Kind};
+use crate::exit::Exit;
+use crate::machines::Hypervisors;
+
+/// Arguments of `receive-migration`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReceiveMigrationArgs {
+    /// The version of the protocol
+    #[arg(value_name = "PROTOCOL")]
+    protocol: String,
+    /// The hypervisor's address: qemu:///system
+    #[arg(short, long, value_name = "URI")]
+    connect: Option<String>,
+}
+
+impl Verb for ReceiveMigrationArgs {
+    const EXAMPLES: &'static [Example] = &[Example {
+        wish: "Receive machines and containers from a host with a known certificate: holdfast migrate --connect-command",
+        line: "socat OPENSSL-LISTEN:7071,fork,cert=/etc/holdfast/host2.pem,cafile=/etc/holdfast/ca.pem EXEC:'holdfast receive-migration 1'",
+    }];
+    const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
+
+    fn run(&self, context: &Context) -> Result<Exit, Error> {
+        let [_, version] = RECEIVE_MIGRATION_COMMAND;
+        if self.protocol != version {
+            return Err(Error::refused(
+                Kind::Unsupported,
+                format!("version {} of the protocol is not known here", self.protocol),
+                "install the same version of holdfast on both hosts",
+            ));
+        }
+        let failed = |source| Error::File {
+            action: "serve the migration on",
+            path: "standard input".into(),
+            source,
+        };
+        let requests = AnyRequests {
+            connect: self.connect.as_deref(),
+            context,
+        };
+        let services = HostServices {
+            requests: &requests,
+            disks: receive_tools(context),
+        };
+        let input = std::io::stdin().as_fd().try_clone_to_owned().map_err(failed)?;
+        let output = std::io::stdout().as_fd().try_clone_to_owned().map_err(failed)?;
+        serve_connection(File::from(input), File::from(output), &services).map_err(failed)?;
+        Ok(Exit::Ok)
+    }
+}
+
+/// Answers requests of each kind. A host without libvirt receives containers.
+struct AnyRequests<'a> {
+    connect: Option<&'a str>,
+    context: &'a Context,
+}
+
+impl HostRequests for AnyRequests<'_> {
+    fn serve(&self, subject: RequestSubject, stream: &UnixStream) -> std::io::Result<()> {
+        match subject {
+            RequestSubject::Machine => {
+                let hypervisors = Hypervisors::new(self.connect, self.context);
+                let hypervisor = hypervisors.libvirt().map_err(std::io::Error::other)?;
+                far_tools(hypervisor, self.context).serve(subject, stream)
+            }
+            RequestSubject::Container => {
+                let mount = |place: &ContainerPlace, point: &Path, transport: DiskTransport| {
+                    mount_arrived(place, point, transport, self.context)
+                };
+                arrival_tools(self.context, None, &drop, &mount).serve(subject, stream)
+            }
+        }
+    }
+
+    fn hypervisor_socket(&self) -> Option<PathBuf> {
+        let hypervisors = Hypervisors::new(self.connect, self.context);
+        let hypervisor = hypervisors.libvirt().ok()?;
+        far_tools(hypervisor, self.context).hypervisor_socket()
+    }
+}
