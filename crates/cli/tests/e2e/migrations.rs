@@ -3,6 +3,7 @@
 mod commands;
 mod containers;
 mod handovers;
+mod interrupted_files;
 mod kills;
 mod snapshots;
 mod tpm;

@@ -8,18 +8,18 @@ use holdfast_test_kit::run;
 use super::two_hosts::TwoHosts;
 
 /// The content of a disk, read by QEMU.
-fn content(image: &Path, raw: &Path) -> Vec<u8> {
+pub(super) fn content(image: &Path, raw: &Path) -> Vec<u8> {
     let words = ["convert", "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()];
     run("qemu-img", &words);
     std::fs::read(raw).unwrap()
 }
 
-fn write(image: &Path, pattern: u8) {
+pub(super) fn write(image: &Path, pattern: u8) {
     let command = format!("write -P {pattern} 40M 1M");
     run("qemu-io", &["-f", "qcow2", "-c", &command, image.to_str().unwrap()]);
 }
 
-fn names(lab: &LibvirtLab, list: &str) -> Vec<String> {
+pub(super) fn names(lab: &LibvirtLab, list: &str) -> Vec<String> {
     let listed = lab.virsh(&[list, "web1", "--name", "--topological"]);
     listed.split_whitespace().map(str::to_owned).collect()
 }
@@ -150,4 +150,21 @@ fn a_machine_moves_with_a_chain_of_images_in_several_folders() {
     there.virsh(&["start", "web1"]);
     hosts.console.wait_for_more(20);
     hosts.console.assert_no_mismatch();
+}
+
+/// A file that moves as it is has a seed that is a file, too.
+#[test]
+fn a_seed_of_the_user_is_compared_with_the_bytes_of_a_file() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    hosts.here.virsh(&["destroy", "web1"]);
+    hosts.here.virsh(&["snapshot-create-as", "web1", "first"]);
+    let replica = hosts.there.path("replica.qcow2");
+    std::fs::copy(&hosts.image, &replica).unwrap();
+    write(&hosts.image, 7);
+    let expected = content(&hosts.image, &hosts.rig.path("content.raw"));
+    let report = hosts.moved(&["--seed", &format!("vda={}", replica.display())]);
+    let sent_bytes = report["disks"][0]["sent_bytes"].as_u64().unwrap();
+    assert!((1 << 20..3 << 20).contains(&sent_bytes), "{report}");
+    let image = hosts.there.path("images/web1.qcow2");
+    assert!(content(&image, &hosts.rig.path("content.raw")) == expected);
 }

@@ -24,7 +24,7 @@ use crate::rig::{Rig, noise};
 const LONG: Duration = Duration::from_secs(120);
 
 /// Waits until `is_so`, with a timeout.
-pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let clock = SystemClock::new();
     while !is_so() {
         assert!(clock.now() < LONG, "{what} did not happen");
