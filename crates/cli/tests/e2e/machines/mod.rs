@@ -17,6 +17,7 @@ mod doctors_work;
 mod endings;
 mod exchanges;
 mod exports;
+mod halting_disk;
 mod hooks;
 mod host_snapshot_backups;
 mod host_snapshot_mishaps;

@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::at;
 use super::bare::Bare;
+use super::halting_disk::make_halting_disk;
 use crate::rig::{Rig, noise};
 use crate::schedules::wait_until;
 use holdfast_test_kit::libvirt::LibvirtLab;
@@ -23,9 +24,9 @@ use holdfast_test_kit::processor_demand;
 const FIRMWARE: &str = "/usr/share/OVMF/OVMF_CODE_4M.fd";
 const VARIABLES: &str = "/usr/share/OVMF/OVMF_VARS_4M.fd";
 const NAME: &str = "tpm2-00.permall";
-/// The firmware counts as idle when it has written nothing for the first duration, in which it demanded less processor time
-/// than a fifth of it; the second one is the timeout.
-const IDLE: Duration = Duration::from_secs(8);
+/// The firmware has started the program that halts when it has written nothing for the first duration, in which it demanded
+/// less processor time than a tenth of it; the second one is the timeout.
+const IDLE: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A machine with firmware variables and a TPM.
@@ -48,7 +49,7 @@ impl MachineWithTpm {
             rig.have_configurations_in(lab.path("libvirt/config"));
         }
         let (image, variables) = (lab.path("web3.raw"), lab.path("web3_VARS.fd"));
-        File::create(&image).unwrap().set_len(1 << 20).unwrap();
+        make_halting_disk(&image, &rig);
         std::fs::copy(VARIABLES, &variables).unwrap();
         let xml = format!(
             "<domain type='qemu'><name>web3</name><memory unit='MiB'>128</memory><vcpu>1</vcpu>\
@@ -116,7 +117,7 @@ impl MachineWithTpm {
             let is_quiet = now.saturating_sub(since) > IDLE;
             if state != last || is_quiet {
                 let demand_before = std::mem::replace(&mut demand, processor_demand(process));
-                if is_quiet && demand.saturating_sub(demand_before) < IDLE / 5 && state == last && since != start {
+                if is_quiet && demand.saturating_sub(demand_before) < IDLE / 10 && state == last && since != start {
                     return;
                 }
                 (last, since) = (state, now);
