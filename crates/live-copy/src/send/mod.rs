@@ -118,6 +118,8 @@ fn compression_of(request: &LiveCopyRequest<'_>) -> LinkCompression {
 /// What the main thread waits for.
 enum Event {
     Sender(SenderEvent),
+    /// By the director.
+    Cancelled,
     Link {
         connection: u64,
         event: LinkEvent,
@@ -203,17 +205,22 @@ impl Driver<'_> {
             }
             if self.job.interrupt.is_requested() && !self.is_cancelled {
                 self.is_cancelled = true;
-                self.feed(SenderEvent::Cancel);
-                // A sender that waits for the answer to COMMIT ignores the request to cancel. The source runs in any case.
-                self.outcome
-                    .get_or_insert_with(|| Err(Error::Engine(Interrupted.into())));
+                self.cancel();
             }
         }
+    }
+
+    /// A sender that waits for the answer to COMMIT ignores the request to cancel. The source runs in any case.
+    fn cancel(&mut self) {
+        self.feed(SenderEvent::Cancel);
+        self.outcome
+            .get_or_insert_with(|| Err(Error::Engine(Interrupted.into())));
     }
 
     fn handle(&mut self, event: Event) {
         match event {
             Event::Sender(event) => self.feed(event),
+            Event::Cancelled => self.cancel(),
             Event::Link { connection, event } if connection == self.connection && self.link.is_some() => match event {
                 LinkEvent::Frame(frame) => {
                     self.connecting = Connecting::default();

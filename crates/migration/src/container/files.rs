@@ -22,8 +22,6 @@ use crate::move_progress::DiskProgress;
 const FROZEN_MAX: Duration = Duration::from_secs(3600);
 /// Attempts to seal a file. Only a lost connection ends one.
 const ATTEMPT_COUNT_MAX: u32 = 1000;
-/// How often a copy is cancelled that has taken too long: it may not have begun.
-const CANCEL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A file to copy, which does not change meanwhile.
 pub(super) struct FileCopy<'a> {
@@ -119,12 +117,11 @@ impl FileCopy<'_> {
         std::thread::scope(|scope| {
             let (ended, end) = channel::<()>();
             if let Some(deadline) = self.deadline {
-                let mut wait = deadline.saturating_sub(tools.clock.now());
+                let patience = deadline.saturating_sub(tools.clock.now());
                 let director = &director;
                 scope.spawn(move || {
-                    while let Err(RecvTimeoutError::Timeout) = end.recv_timeout(wait) {
+                    if end.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                         director.cancel();
-                        wait = CANCEL_INTERVAL;
                     }
                 });
             }
