@@ -384,9 +384,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         }
         match self.stage {
             Stage::Opened => self.resolve(error),
+            // Files that its hypervisor there does not have open will not become those: each attempt stops the machine.
             Stage::Breaking {
                 reason: BreakReason::Late,
-            } if self.attempt_count < self.tools.attempt_count_max => {
+            } if self.attempt_count < self.tools.attempt_count_max && self.unverified.is_none() => {
                 self.stage = Stage::Disks;
                 self.times.since = self.tools.common.clock.now();
                 self.tools.common.observer.phase(MigrationPhase::Disks);
