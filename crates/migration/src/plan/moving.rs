@@ -88,11 +88,7 @@ impl Moving {
                 .map(|text| moved(text))
                 .collect::<Result<_>>()?,
         };
-        findings.notes.push(format!(
-            "its snapshots and checkpoints ({} and {}) move with it, so its images keep their formats",
-            history.snapshots.len(),
-            history.checkpoints.len()
-        ));
+        findings.notes.push(history_note(&history));
         Ok(Self {
             disks: planned.disks,
             images: planned.images,
@@ -100,5 +96,38 @@ impl Moving {
             history,
             former: Vec::new(),
         })
+    }
+}
+
+fn history_note(history: &MachineHistory) -> String {
+    let counts = [
+        (history.snapshots.len(), "snapshot"),
+        (history.checkpoints.len(), "checkpoint"),
+    ];
+    let counted = counts.into_iter().filter(|(count, _)| *count > 0);
+    let texts: Vec<String> = counted
+        .map(|(count, what)| format!("{count} {what}{}", if count == 1 { "" } else { "s" }))
+        .collect();
+    format!("it moves with {}, so its files keep their formats", texts.join(" and "))
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_host::{MachineHistory, SnapshotDescription};
+
+    use super::history_note;
+
+    #[test]
+    fn a_note_counts_what_a_machine_has() {
+        let snapshot = SnapshotDescription {
+            text: String::new(),
+            is_current: false,
+        };
+        let history = |snapshot_count, checkpoint_count| MachineHistory {
+            snapshots: vec![snapshot.clone(); snapshot_count],
+            checkpoints: vec![String::new(); checkpoint_count],
+        };
+        assert!(history_note(&history(1, 0)).starts_with("it moves with 1 snapshot, "));
+        assert!(history_note(&history(2, 3)).starts_with("it moves with 2 snapshots and 3 checkpoints, "));
     }
 }

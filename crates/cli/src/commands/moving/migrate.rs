@@ -27,7 +27,7 @@ use holdfast_repo::key::SystemRandomness;
 
 use super::copy_advice::copy_error;
 use super::far::{MoveRoute, MoveTarget, SendingArgs, program};
-use super::live_copy::events::{round_text, warning_text};
+use super::live_copy::events::{RoundDisplay, round_text, warning_text};
 use super::live_copy::parse_time;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
@@ -393,6 +393,7 @@ impl MigrateArgs {
 struct ShownMove<'a> {
     console: &'a Console,
     targets: Vec<String>,
+    rounds: RoundDisplay,
 }
 
 impl<'a> ShownMove<'a> {
@@ -400,6 +401,10 @@ impl<'a> ShownMove<'a> {
         Self {
             console: context.console(),
             targets: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
+            rounds: match plan.state {
+                MachineState::Running => RoundDisplay::Shown,
+                _ => RoundDisplay::Hidden,
+            },
         }
     }
 
@@ -410,6 +415,9 @@ impl<'a> ShownMove<'a> {
 
 impl CopyEvents for ShownMove<'_> {
     fn round(&self, disk: usize, forecast: &Forecast) {
+        if self.rounds == RoundDisplay::Hidden {
+            return;
+        }
         self.console
             .note(&format!("{}: {}", self.target(disk), round_text(forecast)));
     }
@@ -458,8 +466,7 @@ fn migration_error(error: MigrationError) -> Error {
         MigrationError::Disk { source, .. } => copy_error(*source),
         MigrationError::FarHost { .. } => refused(
             Kind::Io,
-            "install libvirt there, and holdfast, where ssh finds it; a --connect-command must reach 'holdfast receive-migration 1'; \
-             the machine runs here",
+            "install libvirt there, and holdfast, where ssh or the --connect-command finds it; the machine stays here",
         ),
         MigrationError::Obstacles { .. } => refused(Kind::Refused, "remove these obstacles; nothing was changed"),
         MigrationError::FrozenTooLong { .. } => refused(

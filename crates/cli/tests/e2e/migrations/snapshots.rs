@@ -52,7 +52,10 @@ fn a_machine_moves_with_its_snapshots_and_back() {
 
     let plan = hosts.moved(&["--dry-run"]);
     assert_eq!(plan["obstacles"], serde_json::json!([]), "{plan}");
-    assert!(plan["notes"].to_string().contains("(2 and 0) move with it"), "{plan}");
+    assert!(
+        plan["notes"].to_string().contains("it moves with 2 snapshots,"),
+        "{plan}"
+    );
     hosts.moved(&[]);
     assert_eq!(hosts.states(), ["shut off", "shut off"]);
     let image = there.path("images/web1.qcow2");

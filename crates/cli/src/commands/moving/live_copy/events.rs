@@ -13,7 +13,7 @@ pub(super) struct ShownEvents<'a> {
 
 /// Whether rounds are shown. A source that is not written has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RoundDisplay {
+pub(in crate::commands::moving) enum RoundDisplay {
     Shown,
     Hidden,
 }

@@ -402,8 +402,8 @@ fn container_error(error: MigrationError) -> Error {
         MigrationError::Disk { source, .. } => copy_error(*source),
         MigrationError::FarHost { .. } => refused(
             Kind::Io,
-            "install holdfast there, where ssh finds it; a --connect-command must reach 'holdfast receive-migration 1'; the \
-             container is used here, and the same command continues",
+            "install holdfast there, where ssh or the --connect-command finds it; the container is used here, and the same command \
+             continues",
         ),
         MigrationError::Stop { .. } => refused(
             Kind::Locked,
