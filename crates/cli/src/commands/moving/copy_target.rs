@@ -12,7 +12,7 @@ use holdfast_live_copy::{Connector, ExportTarget, LocalConnector, ProgramConnect
 use holdfast_serve::nbd::client::{Endpoint, Error as NbdError, NbdOptions, NbdUri};
 
 use super::copy_advice::copy_error;
-use super::far::{SCHEME, SshHost, receive_tools};
+use super::far::{SCHEME, SshHost, path_behind_command, receive_tools};
 use crate::context::Context;
 use crate::errors::Error;
 use crate::machines::datasets::TOOL_TIME_OUT;
@@ -99,18 +99,9 @@ pub(super) enum TargetHost {
 impl CopyTarget {
     /// A path of the host that a shell command reaches.
     pub(super) fn behind_command(word: &OsStr, format: Option<Format>, command: &str) -> Result<Self, Error> {
-        let path = Path::new(word);
-        if !path.is_absolute() {
-            return Err(Error::usage(
-                format!(
-                    "{} is not an absolute path of the host that --connect-command reaches",
-                    path.display()
-                ),
-                "write the whole path: /srv/copies/web1.raw",
-            ));
-        }
+        let path = path_behind_command(word, "write the whole path: /srv/copies/web1.raw")?;
         let host = TargetHost::Command(command.to_owned());
-        Self::of_path(Some(host), path.to_owned(), format)
+        Self::of_path(Some(host), path, format)
     }
 
     fn of_path(host: Option<TargetHost>, path: PathBuf, format: Option<Format>) -> Result<Self, Error> {

@@ -9,7 +9,7 @@ use holdfast_live_copy::{CopyCompression, ReceiveTools};
 use holdfast_repo::key::SystemRandomness;
 
 use crate::context::Context;
-use crate::errors::Error;
+use crate::errors::{Error, Kind};
 use crate::machines::datasets::TOOL_TIME_OUT;
 use crate::machines::runs;
 
@@ -154,19 +154,10 @@ impl MoveTarget {
 impl MoveTarget {
     /// The folder of a host that a shell command reaches.
     pub(super) fn behind_command(word: &OsStr, command: &str) -> Result<Self, Error> {
-        let folder = Path::new(word);
-        if !folder.is_absolute() {
-            return Err(Error::usage(
-                format!(
-                    "{} is not an absolute path of the host that --connect-command reaches",
-                    folder.display()
-                ),
-                "write the whole path of the folder there: /srv/vm",
-            ));
-        }
+        let folder = path_behind_command(word, "write the whole path of the folder there: /srv/vm")?;
         Ok(Self {
             route: MoveRoute::Command(command.to_owned()),
-            folder: Some(folder.to_owned()),
+            folder: Some(folder),
         })
     }
 
@@ -205,6 +196,36 @@ impl std::fmt::Display for MoveTarget {
 /// The address of a host that serves a migration at a socket of the host that reads the address.
 pub(super) fn socket_address(name: &str, path: &Path) -> String {
     format!("{SOCKET_SCHEME}{name}{}", path.display())
+}
+
+/// An absolute path of the host that `--connect-command` reaches. `advice` follows the error.
+///
+/// # Errors
+/// It is not absolute.
+pub(super) fn path_behind_command(word: &OsStr, advice: &'static str) -> Result<PathBuf, Error> {
+    let path = Path::new(word);
+    if path.is_absolute() {
+        return Ok(path.to_owned());
+    }
+    Err(Error::usage(
+        format!(
+            "{} is not an absolute path of the host that --connect-command reaches",
+            path.display()
+        ),
+        advice,
+    ))
+}
+
+/// Refuses another version than that of `command`, the words by which the other host starts this program.
+pub(super) fn require_protocol(version: &str, command: [&str; 2]) -> Result<(), Error> {
+    if version == command[1] {
+        return Ok(());
+    }
+    Err(Error::refused(
+        Kind::Unsupported,
+        format!("version {version} of the protocol is not known here"),
+        "install the same version of holdfast on both hosts",
+    ))
 }
 
 /// What a receiver needs of this host.

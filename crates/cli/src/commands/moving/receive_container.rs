@@ -6,12 +6,12 @@ use std::sync::Arc;
 use holdfast_engine::{ContainerPlace, DiskTransport};
 use holdfast_migration::{ArrivalTools, RECEIVE_CONTAINER_COMMAND, serve_arrivals};
 
-use super::far::program;
+use super::far::{program, require_protocol};
 use crate::args::{Example, SharedOptions};
 use crate::commands::images::container::start_mount;
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, Kind};
+use crate::errors::Error;
 use crate::exit::Exit;
 
 /// Arguments of `receive-container`.
@@ -30,14 +30,7 @@ impl Verb for ReceiveContainerArgs {
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        let [_, version] = RECEIVE_CONTAINER_COMMAND;
-        if self.protocol != version {
-            return Err(Error::refused(
-                Kind::Unsupported,
-                format!("version {} of the protocol is not known here", self.protocol),
-                "install the same version of holdfast on both hosts",
-            ));
-        }
+        require_protocol(&self.protocol, RECEIVE_CONTAINER_COMMAND)?;
         let mount = |place: &ContainerPlace, point: &Path, transport| mount_arrived(place, point, transport, context);
         let tools = arrival_tools(context, None, &drop, &mount);
         serve_arrivals(std::io::stdin(), std::io::stdout(), &tools).map_err(|source| Error::File {

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use holdfast_migration::{FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
 
-use super::far::program;
+use super::far::{program, require_protocol};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, Kind};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::Hypervisors;
 use crate::process::time;
@@ -32,14 +32,7 @@ impl Verb for ReceiveMachineArgs {
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        let [_, version] = RECEIVE_MACHINE_COMMAND;
-        if self.protocol != version {
-            return Err(Error::refused(
-                Kind::Unsupported,
-                format!("version {} of the protocol is not known here", self.protocol),
-                "install the same version of holdfast on both hosts",
-            ));
-        }
+        require_protocol(&self.protocol, RECEIVE_MACHINE_COMMAND)?;
         let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
         let tools = far_tools(hypervisors.libvirt()?, context);
         serve_far(std::io::stdin(), std::io::stdout(), &tools).map_err(|source| Error::File {

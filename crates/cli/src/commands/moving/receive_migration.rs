@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use holdfast_engine::{ContainerPlace, DiskTransport};
 use holdfast_migration::{HostRequests, HostServices, RECEIVE_MIGRATION_COMMAND, RequestSubject, serve_connection};
 
-use super::far::receive_tools;
+use super::far::{receive_tools, require_protocol};
 use super::receive_container::{arrival_tools, mount_arrived};
 use super::receive_machine::far_tools;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, Kind};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::Hypervisors;
 
@@ -37,14 +37,7 @@ impl Verb for ReceiveMigrationArgs {
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
-        let [_, version] = RECEIVE_MIGRATION_COMMAND;
-        if self.protocol != version {
-            return Err(Error::refused(
-                Kind::Unsupported,
-                format!("version {} of the protocol is not known here", self.protocol),
-                "install the same version of holdfast on both hosts",
-            ));
-        }
+        require_protocol(&self.protocol, RECEIVE_MIGRATION_COMMAND)?;
         let failed = |source| Error::File {
             action: "serve the migration on",
             path: "standard input".into(),
