@@ -252,13 +252,14 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         others: words,
     } = MachineWord::by_hypervisor(words);
     let place = virtualbox::place(context);
-    let boxes = of_virtualbox(&place, boxes, everything, context)?;
+    let mut unreachable = Unreachable::new();
+    let boxes = of_virtualbox(&place, &boxes, everything, &mut unreachable, context)?;
     let pools = pools::of_pools(args, &of_pools, context)?;
     let journal = context.journal_folder();
     let hypervisors = Hypervisors::new(args.connect.as_deref(), context);
     let qemu = QemuMachines::find(words, args.everything(), &hypervisors, journal.as_deref())?;
     let libvirt = qemu.libvirt;
-    let mut unreachable = qemu.unreachable;
+    unreachable.extend(qemu.unreachable);
     unreachable.extend(pools.unreachable);
     let repository = repository(context);
     let providers = datasets::providers(context);
@@ -362,17 +363,26 @@ fn names_of(found: &[Found], boxes: &VirtualBoxChoice<'_>, pools: &[ExaminedPool
     names.map(str::to_owned).collect()
 }
 
-/// The selected machines of VirtualBox; all machines of the user if none is named.
+/// The selected machines of VirtualBox; all machines of the user if everything is examined. A registry that cannot be read does
+/// not prevent the other checks then.
 fn of_virtualbox<'a>(
     place: &'a VirtualBox,
-    mut said: Vec<String>,
+    said: &[String],
     everything: bool,
+    unreachable: &mut Unreachable,
     context: &Context,
 ) -> Result<VirtualBoxChoice<'a>, Error> {
-    if everything && place.registry_file().exists() {
-        said.push(String::new());
+    if !everything {
+        return virtualbox::choose(place, said, &[], context);
     }
-    virtualbox::choose(place, &said, &[], context)
+    if !place.registry_file().exists() {
+        return Ok(VirtualBoxChoice::default());
+    }
+    let chosen = virtualbox::choose(place, &[String::new()], &[], context);
+    Ok(chosen.unwrap_or_else(|error| {
+        unreachable.push(("VirtualBox".to_owned(), error_text(&error)));
+        VirtualBoxChoice::default()
+    }))
 }
 
 /// Machines that cannot be examined, each with the reason.

@@ -323,7 +323,7 @@ fn a_machine_with_a_long_name_is_exported_to_an_ova() {
 }
 
 #[test]
-fn a_damaged_registry_is_a_warning_in_the_list_of_all_machines() {
+fn a_damaged_registry_does_not_hide_other_machines() {
     if Path::new("/run/libvirt/libvirt-sock").exists() {
         return;
     }
@@ -332,4 +332,17 @@ fn a_damaged_registry_is_a_warning_in_the_list_of_all_machines() {
     let output = world.run(3, &["machines"]);
     assert!(stderr(&output).contains("the machines of VirtualBox are not listed"));
     world.run(5, &["machines", "vbox:"]);
+    // The doctor examines everything else.
+    let output = world.run(3, &["doctor", "--json"]);
+    let document: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = document["report"]["findings"].as_array().unwrap();
+    let found = findings
+        .iter()
+        .find(|finding| finding["machine"] == "VirtualBox")
+        .unwrap();
+    assert!(
+        found["what"].as_str().unwrap().contains("cannot be examined"),
+        "{document}"
+    );
+    world.run(5, &["doctor", "vbox:"]);
 }
