@@ -41,7 +41,9 @@ pub use send::{
 };
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
 pub use stream::{ByteStream, StreamCloser};
-pub use target::{ExportTarget, export_identity, interrupted_bytes, is_named_early, name_early, remove_early_name};
+pub use target::{
+    ExportTarget, export_identity, interrupted_bytes, is_named_early, name_early, remove_early_name, remove_journal,
+};
 pub use tracked_source::{MachineFreezer, TrackedSource};
 
 // What a caller needs to describe a copy, and to show its rounds.

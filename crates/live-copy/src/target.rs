@@ -33,7 +33,7 @@ use crate::seed::{SeedFill, SeedWatch};
 pub use export::{ExportTarget, export_identity};
 use journal_file::LockedJournal;
 use names::{JOURNAL_SUFFIX, SUFFIX, beside, is_same_file, remove_partial};
-pub use names::{interrupted_bytes, is_named_early, name_early, remove_early_name};
+pub use names::{interrupted_bytes, is_named_early, name_early, remove_early_name, remove_journal};
 use partial_file::{PartialFile, target_format};
 
 /// Where the disk is written.

@@ -450,8 +450,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.copies.cancel();
         if self.attempt_count > 0 {
             let paths = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
+            // When the relay was opened, the machine may be there.
+            let unname = (self.stage != Stage::Opened).then_some(FarRequest::UnnameDisks { paths });
             let path = self.tools.memory_socket.clone();
-            for request in [FarRequest::UnnameDisks { paths }, FarRequest::RemoveSocket { path }] {
+            for request in unname.into_iter().chain([FarRequest::RemoveSocket { path }]) {
                 if let Err(error) = self.tools.common.far.ask(&request) {
                     self.tools.common.observer.left(&error_text(&error));
                 }

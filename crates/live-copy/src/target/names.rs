@@ -51,6 +51,19 @@ pub fn remove_early_name(path: &Path) -> Result<()> {
     })
 }
 
+/// Removes the journal of a copy that was deleted.
+pub fn remove_journal(path: &Path) -> Result<()> {
+    let journal = beside(path, JOURNAL_SUFFIX);
+    match std::fs::remove_file(&journal) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => Err(Error::File {
+            action: "delete",
+            path: journal,
+            source,
+        }),
+        _ => Ok(()),
+    }
+}
+
 /// Removes the temporary name of a file that was given its own name before.
 pub(super) fn remove_partial(partial: &Path) -> Result<()> {
     let removed = std::fs::remove_file(partial).and_then(|()| sync_folder_of(partial));

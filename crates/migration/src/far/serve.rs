@@ -13,7 +13,7 @@ use holdfast_host::{
     MachineState, MachineSummary, ProcessorFit, TpmPlace, agent, users_of_file,
 };
 use holdfast_image::{Format, Image, OpenOptions};
-use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name};
+use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name, remove_journal};
 
 use super::{BACKING, CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM, TpmContent};
 use crate::machine_files::{MachineFiles, own_disks};
@@ -24,6 +24,10 @@ const CLOCK_DEADLINE: Duration = Duration::from_secs(3);
 /// How long the machine may take until it runs.
 const START_PATIENCE: Duration = Duration::from_secs(5);
 const START_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How long the hypervisor may take to close the disks of a machine that stays at the source.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A hypervisor to which machines can move.
 pub trait MovingHypervisor: HypervisorMut + LiveMigration {}
@@ -51,17 +55,42 @@ pub struct FarTools<'a> {
 /// # Errors
 /// A line is not a request, or an answer cannot be sent.
 pub fn serve_far(input: impl std::io::Read, output: impl Write, tools: &FarTools<'_>) -> std::io::Result<()> {
+    let mut named = NamedCopies::default();
     serve_requests(input, output, |request| {
         tools
-            .answer(request)
+            .answer(request, &mut named)
             .unwrap_or_else(|reason| FarAnswer::Refused { reason })
     })
+}
+
+/// The copies that this migration has given their names: path, device and inode.
+#[derive(Default)]
+struct NamedCopies(Vec<(PathBuf, u64, u64)>);
+
+impl NamedCopies {
+    /// Notes the copy at `path`, unless another file has this name.
+    fn note(&mut self, path: &Path) {
+        if is_named_early(path) {
+            self.0.extend(identity_of(path));
+        }
+    }
+
+    /// Whether the file at `path` is such a copy, and became complete.
+    fn is_complete(&self, path: &Path) -> bool {
+        !is_named_early(path) && identity_of(path).is_some_and(|file| self.0.contains(&file))
+    }
+}
+
+fn identity_of(path: &Path) -> Option<(PathBuf, u64, u64)> {
+    use std::os::unix::fs::MetadataExt as _;
+    let found = path.symlink_metadata().ok()?;
+    Some((path.to_owned(), found.dev(), found.ino()))
 }
 
 type Answered = Result<FarAnswer, String>;
 
 impl FarTools<'_> {
-    fn answer(&self, request: FarRequest) -> Answered {
+    fn answer(&self, request: FarRequest, named: &mut NamedCopies) -> Answered {
         match request {
             FarRequest::Describe {} => Ok(FarAnswer::Described {
                 program: self.program.clone(),
@@ -75,11 +104,11 @@ impl FarTools<'_> {
             }),
             FarRequest::Check(request) => self.check(&request),
             FarRequest::NameDisks { paths } => {
-                for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)))
+                let answer = for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)));
+                paths.iter().for_each(|path| named.note(path));
+                answer
             }
-            FarRequest::UnnameDisks { paths } => for_all(&paths, |path| {
-                remove_early_name(path).map_err(|error| error_text(&error))
-            }),
+            FarRequest::UnnameDisks { paths } => for_all(&paths, |path| self.unname(path, named)),
             FarRequest::RemoveSocket { path } => remove_socket(&path),
             FarRequest::VerifyDisks { uuid, paths } => for_all(&paths, |path| verify(&uuid, path)),
             FarRequest::State { uuid } => Ok(FarAnswer::State {
@@ -226,6 +255,22 @@ impl FarTools<'_> {
         })
     }
 
+    /// Undoes the name of an incomplete copy. A copy that became complete in a handover that failed is deleted, since the
+    /// machine runs on with its disk at the source.
+    fn unname(&self, path: &Path, named: &NamedCopies) -> Result<(), String> {
+        remove_early_name(path).map_err(|error| error_text(&error))?;
+        if !named.is_complete(path) {
+            return Ok(());
+        }
+        // The hypervisor here may not have ended its process yet.
+        let until = self.clock.now() + RELEASE_PATIENCE;
+        while is_in_use(path) && self.clock.now() < until {
+            self.clock.sleep(RELEASE_INTERVAL);
+        }
+        self.delete_obsolete(path)?;
+        remove_journal(path).map_err(|error| error_text(&error))
+    }
+
     /// Deletes a file that nothing uses any more.
     fn delete_obsolete(&self, path: &Path) -> Result<(), String> {
         let kept = |reason: &str| Err(format!("{} is kept: {reason}", path.display()));
@@ -236,8 +281,7 @@ impl FarTools<'_> {
         if !found.is_file() {
             return kept("it is not a file");
         }
-        let users = users_of_file(path);
-        if !users.found.is_empty() || !users.is_complete {
+        if is_in_use(path) {
             return kept("a process may use it");
         }
         let known = self.hypervisor.machines().map_err(|error| error_text(&error))?;
@@ -361,6 +405,11 @@ fn open_disk(path: &Path, format: Option<Format>) -> holdfast_image::Result<Imag
         ..OpenOptions::default()
     };
     holdfast_image::open(path, &options)
+}
+
+fn is_in_use(path: &Path) -> bool {
+    let users = users_of_file(path);
+    !users.found.is_empty() || !users.is_complete
 }
 
 /// Whether a disk is this file, or its image depends on it. An image that cannot be read may.

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """holdfast of the other host, whose receivers of disks are killed at a message.
 
-The file PLAN holds "KIND N": the next N receivers are killed when they are sent a message of this kind, or send one, and the
-message is lost. docs/format/transfer.md has the kinds and describes the frames.
+The file PLAN holds "KIND N NAME": the next N receivers of files whose path has NAME in it are killed when they are sent a message
+of this kind, or send one, and the message is lost. docs/format/transfer.md has the kinds and describes the frames.
 """
 
 import os
@@ -24,14 +24,15 @@ def frames(stream):
 
 def main():
     with open(PLAN, encoding="ascii") as plan:
-        last, count = map(int, plan.read().split())
+        words = plan.read().split()
+        last, count, name = int(words[0]), int(words[1]), words[2]
     if sys.argv[1] != "receive-disk" or count == 0:
         os.execv(PROGRAM, ["holdfast", *sys.argv[1:]])
     receiver = subprocess.Popen([PROGRAM, *sys.argv[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def end():
         with open(PLAN, "w", encoding="ascii") as plan:
-            plan.write(f"{last} {count - 1}")
+            plan.write(f"{last} {count - 1} {name}")
         receiver.send_signal(signal.SIGKILL)
         os._exit(1)
 
@@ -51,7 +52,10 @@ def main():
         os._exit(receiver.wait())
 
     threading.Thread(target=answer).start()
-    receiver.stdin.write(sys.stdin.buffer.readline())
+    request = sys.stdin.buffer.readline()
+    if name.encode() not in request:
+        last = None
+    receiver.stdin.write(request)
     receiver.stdin.flush()
     for kind, frame in frames(sys.stdin.buffer):
         if kind == last:

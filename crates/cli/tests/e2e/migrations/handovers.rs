@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{TwoHosts, write_file};
 use crate::replication::sshd::Program;
+use crate::rig::noise;
 
 /// Kinds of messages.
 const COMMIT: u8 = 19;
@@ -42,7 +43,12 @@ impl EndingReceiver {
 
     /// The next `count` receivers end when they would get or send a message of this kind.
     fn end_at(&self, kind: u8, count: u32) {
-        write_file(&self.plan(), format!("{kind} {count}").as_bytes());
+        self.end_of_file_at("web1", kind, count);
+    }
+
+    /// The same for files with this part of a name.
+    fn end_of_file_at(&self, name: &str, kind: u8, count: u32) {
+        write_file(&self.plan(), format!("{kind} {count} {name}").as_bytes());
     }
 
     /// Number of receivers that would still end.
@@ -127,6 +133,38 @@ fn a_machine_whose_disks_cannot_be_handed_over_is_resumed() {
     receiver.end_at(COMMIT, 0);
     hosts.moved(&["--max-frozen", "20s"]);
     assert_eq!(hosts.states(), ["shut off", "running"]);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+}
+
+/// One disk is owned by the other host when the handover of the second one fails.
+#[test]
+fn a_handover_that_fails_leaves_no_complete_copy() {
+    let receiver = EndingReceiver::new();
+    receiver.end_of_file_at("web1-b", COMMIT, 1000);
+    let Some(hosts) = TwoHosts::with(Program::FoundIn(receiver.folder())) else {
+        return;
+    };
+    let second = hosts.here.path("web1-b.raw");
+    write_file(&second, &noise(4 << 20, 90));
+    hosts
+        .here
+        .virsh(&["attach-disk", "web1", second.to_str().unwrap(), "vdb", "--persistent"]);
+    let document = document_of(&hosts.migrate(&["--max-frozen", "20s", "--json"]));
+    assert_eq!(document["status"], "error", "{document}");
+    assert_eq!(
+        document["warnings"].to_string().matches("is kept").count(),
+        0,
+        "{document}"
+    );
+    assert_eq!(hosts.states(), ["running", "absent"]);
+    let names = hosts.names_there();
+    assert!(names.iter().all(|name| name.starts_with(".web1-b")), "{names:?}");
+    receiver.end_at(COMMIT, 0);
+    hosts.moved(&["--max-frozen", "20s"]);
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    assert_eq!(hosts.names_there(), ["web1-b.raw", "web1.raw"]);
+    assert!(std::fs::read(hosts.there.path("images/web1-b.raw")).unwrap() == noise(4 << 20, 90));
     hosts.console.wait_for_more(50);
     hosts.console.assert_no_mismatch();
 }
