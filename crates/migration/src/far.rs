@@ -1,5 +1,7 @@
 //! Requests to the `holdfast` of the other host, a line of JSON each, and how that answers them.
 
+mod file_checks;
+mod named_copies;
 mod serve;
 mod services;
 

@@ -13,8 +13,10 @@ use holdfast_host::{
     MachineState, MachineSummary, ProcessorFit, TpmPlace, agent, users_of_file,
 };
 use holdfast_image::{Format, Image, OpenOptions};
-use holdfast_live_copy::{interrupted_bytes, is_named_early, name_early, remove_early_name, remove_journal};
+use holdfast_live_copy::{name_early, remove_early_name, remove_journal};
 
+use super::file_checks::{is_taken, missing_files, no_place, no_space};
+use super::named_copies::NamedCopies;
 use super::{BACKING, CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM, TpmContent};
 use crate::machine_files::{MachineFiles, own_disks};
 use crate::request_link::serve_requests;
@@ -63,30 +65,6 @@ pub fn serve_far(input: impl std::io::Read, output: impl Write, tools: &FarTools
     })
 }
 
-/// The copies that this migration has given their names: path, device and inode.
-#[derive(Default)]
-struct NamedCopies(Vec<(PathBuf, u64, u64)>);
-
-impl NamedCopies {
-    /// Notes the copy at `path`, unless another file has this name.
-    fn note(&mut self, path: &Path) {
-        if is_named_early(path) {
-            self.0.extend(identity_of(path));
-        }
-    }
-
-    /// Whether the file at `path` is such a copy, and became complete.
-    fn is_complete(&self, path: &Path) -> bool {
-        !is_named_early(path) && identity_of(path).is_some_and(|file| self.0.contains(&file))
-    }
-}
-
-fn identity_of(path: &Path) -> Option<(PathBuf, u64, u64)> {
-    use std::os::unix::fs::MetadataExt as _;
-    let found = path.symlink_metadata().ok()?;
-    Some((path.to_owned(), found.dev(), found.ino()))
-}
-
 type Answered = Result<FarAnswer, String>;
 
 impl FarTools<'_> {
@@ -105,7 +83,9 @@ impl FarTools<'_> {
             FarRequest::Check(request) => self.check(&request),
             FarRequest::NameDisks { paths } => {
                 let answer = for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)));
-                paths.iter().for_each(|path| named.note(path));
+                for path in &paths {
+                    named.note(path);
+                }
                 answer
             }
             FarRequest::UnnameDisks { paths } => for_all(&paths, |path| self.unname(path, named)),
@@ -457,63 +437,4 @@ fn verify(uuid: &str, path: &Path) -> Result<(), String> {
         "which files its hypervisor has open is not visible: holdfast must run as root there"
     };
     Err(format!("{}: {reason}", path.display()))
-}
-
-/// Files that the machine needs besides the disks that come.
-fn missing_files(needs: &HostNeeds, request: &CheckRequest) -> Vec<String> {
-    let comes = |path: &Path| request.disks.iter().any(|disk| disk.path == path);
-    let missing = needs.files.iter().filter(|(_, path)| !comes(path) && !path.exists());
-    let mut missing: Vec<String> = missing
-        .map(|(what, path)| format!("{} ({what}) does not exist there", path.display()))
-        .collect();
-    let folders = needs.made_files.iter().filter_map(|path| path.parent());
-    let absent = folders.filter(|folder| !folder.is_dir());
-    missing.extend(absent.map(|folder| format!("the folder {} does not exist there", folder.display())));
-    let links = needs
-        .links
-        .iter()
-        .filter(|link| !Path::new("/sys/class/net").join(link).exists());
-    missing.extend(links.map(|link| format!("the network device {link} does not exist there")));
-    missing
-}
-
-fn no_place(path: &Path) -> Option<String> {
-    if !path.is_absolute() {
-        return Some(format!("{} is not an absolute path", path.display()));
-    }
-    if is_taken(path) {
-        return Some(format!("{} exists there", path.display()));
-    }
-    let folder = path.parent()?;
-    (!folder.is_dir()).then(|| format!("the folder {} does not exist there", folder.display()))
-}
-
-/// Whether a file has this path that is not an interrupted copy.
-fn is_taken(path: &Path) -> bool {
-    path.symlink_metadata().is_ok() && !is_named_early(path)
-}
-
-/// The disks that come share the space of their file systems.
-fn no_space(request: &CheckRequest) -> Option<String> {
-    use std::os::unix::fs::MetadataExt as _;
-    let mut wanted: Vec<(u64, PathBuf, u64)> = Vec::new();
-    for disk in &request.disks {
-        let folder = disk.path.parent()?;
-        let device = folder.metadata().ok()?.dev();
-        let missing = disk.expected_bytes.saturating_sub(interrupted_bytes(&disk.path));
-        match wanted.iter_mut().find(|(known, ..)| *known == device) {
-            Some((.., bytes)) => *bytes += missing,
-            None => wanted.push((device, folder.to_owned(), missing)),
-        }
-    }
-    wanted.iter().find_map(|(_, folder, bytes)| {
-        let room = rustix::fs::statvfs(folder).ok()?;
-        let available = room.f_bavail.saturating_mul(room.f_frsize);
-        (available < *bytes).then(|| {
-            format!(
-                "{} has {available} bytes of space there; the disks take {bytes}",
-                folder.display()
-            )
-        })
-    })
 }
