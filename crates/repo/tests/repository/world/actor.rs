@@ -20,7 +20,7 @@ use crate::common::{PASSWORD, Watch, request};
 /// Longer than the work of any other actor.
 const SLEEP_PAUSES_MAX: u32 = 20_000;
 /// Longer than gc waits for an unseen writer, and than any mark or record is kept.
-const LONG: Duration = Duration::from_secs(40 * 24 * 3600);
+pub(super) const LONG: Duration = Duration::from_secs(40 * 24 * 3600);
 /// Duration of an operation, by the clock of the store.
 const OPERATION: Duration = Duration::from_secs(1);
 
