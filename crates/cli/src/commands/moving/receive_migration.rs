@@ -31,8 +31,8 @@ pub(crate) struct ReceiveMigrationArgs {
 
 impl Verb for ReceiveMigrationArgs {
     const EXAMPLES: &'static [Example] = &[Example {
-        wish: "Receive machines and containers from a host with a known certificate: holdfast migrate --connect-command",
-        line: "socat OPENSSL-LISTEN:7071,fork,cert=/etc/holdfast/host2.pem,cafile=/etc/holdfast/ca.pem EXEC:'holdfast receive-migration 1'",
+        wish: "A service starts it for each connection of holdfast migrate --connect-command: socat, stunnel, inetd",
+        line: "holdfast receive-migration 1",
     }];
     const UNUSED: &'static [SharedOptions] = &[SharedOptions::Repository, SharedOptions::Json, SharedOptions::Progress];
 
