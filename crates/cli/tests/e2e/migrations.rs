@@ -305,8 +305,9 @@ fn a_machine_does_not_start_with_another_file() {
     let words = hosts.words(&["--accept-incomplete-memory", "--max-frozen", "2s"]);
     let document = hosts.rig.json(1, &words.iter().map(String::as_str).collect::<Vec<_>>());
     run("nsenter", &[&namespace, "umount", images.to_str().unwrap()]);
-    let error = document["error"].to_string();
-    assert!(error.contains("has another file open"), "{document}");
+    let error = &document["error"];
+    assert_eq!(error["kind"], "io", "{document}");
+    assert!(error.to_string().contains("has another file open"), "{document}");
     // Another attempt would stop the machine again, for nothing.
     let stops = document["warnings"].as_array().unwrap().iter();
     let stops = stops.filter(|warning| warning.to_string().contains("was stopped for"));

@@ -1,4 +1,4 @@
-//! A host that serves the `migrate` of another host over a socket: the way back of a machine.
+//! A host that serves the `migrate` of another host: over a socket on the way back of a machine, or one connection of a command.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
