@@ -27,7 +27,7 @@ use crate::{BlockDevice, BlockDeviceMut, Error, ExtentList, Result};
 
 pub use direct::{Access, DirectPath};
 pub use lease::open_past_leases;
-pub use lock::{FileLock, LockOutcome, is_locked, lock_file, lock_file_at_rest, lock_file_shared};
+pub use lock::{FileLock, LockOutcome, is_locked, is_open_for_writing, lock_file, lock_file_at_rest, lock_file_shared};
 use open::OpenFile;
 pub use replace::{rename_durably, replace_file, sync_folder_of, write_new_file};
 pub use stamp::FileChange;

@@ -47,8 +47,8 @@ pub use error_text::{error_messages, error_text};
 pub use extent::{Extent, ExtentKind, ExtentList};
 pub use file::{
     Access, DirectPath, FileChange, FileDevice, FileDeviceMut, FileLock, IoMode, LockOutcome, ReadHint, is_locked,
-    lock_file, lock_file_at_rest, lock_file_shared, open_past_leases, rename_durably, replace_file, sync_folder_of,
-    write_new_file,
+    is_open_for_writing, lock_file, lock_file_at_rest, lock_file_shared, open_past_leases, rename_durably,
+    replace_file, sync_folder_of, write_new_file,
 };
 pub use flush_rounds::{FlushRounds, FlushTicket};
 pub use logged::{LoggedDevice, ReplayReport, WriteLog};

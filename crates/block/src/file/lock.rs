@@ -103,6 +103,16 @@ pub fn is_locked(file: &File) -> std::io::Result<bool> {
     has_conflict(file, whole_file(libc::F_RDLCK))
 }
 
+/// Whether a QEMU, or a holder of [`lock_file`], may write to an image or device. Takes no lock, like [`is_locked`].
+///
+/// A file system without locks answers that none has.
+///
+/// # Errors
+/// The descriptor cannot be examined.
+pub fn is_open_for_writing(file: &File) -> std::io::Result<bool> {
+    has_conflict(file, one_byte(libc::F_WRLCK, QEMU_HAS + QEMU_WRITE))
+}
+
 /// Whether another open of the file holds a lock that conflicts with this one.
 fn has_conflict(file: &File, mut lock: libc::flock) -> std::io::Result<bool> {
     match fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock)) {
@@ -153,7 +163,9 @@ mod tests {
     use nix::errno::Errno;
     use rustix::fs::{FlockOperation, fcntl_lock};
 
-    use super::{FileLock, LockOutcome, is_locked, lock_file, lock_file_at_rest, lock_file_shared, refused};
+    use super::{
+        FileLock, LockOutcome, is_locked, is_open_for_writing, lock_file, lock_file_at_rest, lock_file_shared, refused,
+    };
 
     fn open(path: &Path) -> File {
         File::options().read(true).write(true).open(path).unwrap()
@@ -250,6 +262,26 @@ mod tests {
         // A refused attempt has left nothing.
         drop(lock(&writer).unwrap());
         at_rest(&one).unwrap();
+    }
+
+    #[test]
+    fn a_query_reports_writers_and_no_readers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let reader = File::open(file.path()).unwrap();
+        let other = File::open(file.path()).unwrap();
+        let at_rest = at_rest(&other).unwrap();
+        assert!(!is_open_for_writing(&reader).unwrap());
+        drop(at_rest);
+        // What a QEMU holds while it may write.
+        let byte = super::one_byte(super::libc::F_RDLCK, super::QEMU_HAS + super::QEMU_WRITE);
+        super::fcntl(&other, super::FcntlArg::F_OFD_SETLK(&byte)).unwrap();
+        assert!(is_open_for_writing(&reader).unwrap());
+        drop(other);
+        assert!(!is_open_for_writing(&reader).unwrap());
+        let writer = open(file.path());
+        let held = lock(&writer).unwrap();
+        assert!(is_open_for_writing(&reader).unwrap());
+        drop(held);
     }
 
     #[test]

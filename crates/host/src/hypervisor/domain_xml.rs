@@ -13,8 +13,9 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 pub use needs::HostNeeds;
 pub use rewrite::{
-    DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, Rewrite, Rewritten, ServedDisks, disk_element,
-    overlays_document, rewrite, served_folder, with_links_down, with_name, with_own_disks, with_served_disks,
+    DiskChange, DiskPlace, Emulator, Identity, Medium, NewIdentity, PulledDisk, Rewrite, Rewritten, ServedDisks,
+    disk_element, overlays_document, pulled_disks, rewrite, served_folder, with_links_down, with_name, with_own_disks,
+    with_own_policies, with_pulled_disks, with_served_disks,
 };
 pub use snapshot_xml::{SnapshotFile, files_of_snapshot, snapshot_sources, with_moved_files};
 

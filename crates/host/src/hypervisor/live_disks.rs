@@ -36,6 +36,19 @@ pub trait LiveDisks: HypervisorMut {
     /// Nothing was changed, for example because the copy is not complete.
     fn finish_copy(&self, machine: &str, disk: &str) -> Result<()>;
 
+    /// Starts to pull what an image needs of its backing file into it; afterwards it has none. The job belongs to the hypervisor,
+    /// and continues when this process ends. A pull that has failed can be started again.
+    fn begin_pull(&self, machine: &str, disk: &str) -> Result<()>;
+
+    /// The progress of a pull; none if none runs: it was not started, has failed, or is finished.
+    ///
+    /// # Errors
+    /// Another client has a job on the disk: [`Error::Busy`](crate::Error::Busy).
+    fn pull(&self, machine: &str, disk: &str) -> Result<Option<CopyState>>;
+
+    /// The configuration of a machine that runs; otherwise, the configuration for later starts.
+    fn current_configuration(&self, machine: &str) -> Result<String>;
+
     /// The user and group under which the machines run; none if they are those of the hypervisor.
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>>;
 }

@@ -332,9 +332,14 @@ pub fn create_bulk(path: &Path, options: &CreateOptions) -> Result<BulkWriter> {
     BulkWriter::new(file, data_file, header, Some(path.to_owned()))
 }
 
-/// The backing file must exist: a mistyped name found later would read as zeroes.
+/// The name of a backing file that is an export of an NBD server at a Unix socket, as QEMU reads it.
+const NBD_SOCKET_SCHEME: &str = "nbd+unix://";
+
+/// The backing file must exist: a mistyped name found later would read as zeroes. The server of an export may be started later:
+/// QEMU refuses an image without it.
 fn check_backing(path: &Path, options: &Qcow2Options) -> Result<()> {
-    if let Some(backing) = &options.backing {
+    let backing = options.backing.as_ref();
+    if let Some(backing) = backing.filter(|backing| !backing.name.starts_with(NBD_SOCKET_SCHEME)) {
         HostFile::open(&resolve(path, &backing.name), Access::Read)?;
     }
     Ok(())

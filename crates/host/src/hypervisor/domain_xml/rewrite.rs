@@ -6,6 +6,7 @@
 mod conflicts;
 mod disks;
 mod hypervisor;
+mod pulled;
 mod served;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ use roxmltree::Node;
 use super::{DomainXml, child, children, document_of, nvram_path};
 use conflicts::Renaming;
 pub use conflicts::with_name;
+pub use pulled::{PulledDisk, pulled_disks, with_own_policies, with_pulled_disks};
 pub use served::{ServedDisks, disk_element, overlays_document, served_folder, with_own_disks, with_served_disks};
 
 use crate::system::identity::{MacAddress, Uuid};

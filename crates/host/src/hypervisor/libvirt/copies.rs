@@ -9,7 +9,7 @@ use roxmltree::Document;
 use virt::error::Error as VirtError;
 use virt::sys;
 
-use super::Libvirt;
+use super::{Libvirt, LibvirtMachine};
 use crate::hypervisor::domain_xml::{DiskPlace, child, disk_element};
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
@@ -78,40 +78,15 @@ impl LiveDisks for Libvirt {
 
     fn copy(&self, machine: &str, disk: &str, to: &DiskPlace) -> Result<Option<CopyState>> {
         let machine = self.find(machine)?;
-        let (name, disk) = (disk, text(disk));
-        let mut info = sys::virDomainBlockJobInfo {
-            type_: 0,
-            bandwidth: 0,
-            cur: 0,
-            end: 0,
-        };
-        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is a
-        // local variable.
-        let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
-        done(code).map_err(|error| machine.refused("query a copy of a disk of", &error))?;
-        if code == 0 {
+        let Some(job) = block_job(&machine, disk)? else {
             return Ok(None);
-        }
-        let is_copy = u32::try_from(info.type_) == Ok(sys::VIR_DOMAIN_BLOCK_JOB_TYPE_COPY);
-        if !is_copy || !is_copied_to(&machine.xml(0)?, name, &to.path) {
+        };
+        let is_copy = is_of_kind(&job, sys::VIR_DOMAIN_BLOCK_JOB_TYPE_COPY);
+        if !is_copy || !is_copied_to(&machine.xml(0)?, disk, &to.path) {
             // The job may have ended between the two calls.
-            // SAFETY: as above.
-            let code =
-                unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
-            if code == 0 {
-                return Ok(None);
-            }
-            return Err(Error::Busy {
-                machine: machine.name.clone(),
-                holder: format!("a job of another client on disk {name}"),
-            });
+            return busy_unless_ended(&machine, disk);
         }
-        Ok(Some(CopyState {
-            done_bytes: info.cur,
-            total_bytes: info.end,
-            // libvirt reports different values until QEMU reports that the copy is complete.
-            is_complete: info.end > 0 && info.cur == info.end,
-        }))
+        Ok(Some(state_of(&job)))
     }
 
     fn finish_copy(&self, machine: &str, disk: &str) -> Result<()> {
@@ -123,9 +98,70 @@ impl LiveDisks for Libvirt {
         done(code).map_err(|error| machine.refused("finish a copy of a disk of", &error))
     }
 
+    fn begin_pull(&self, machine: &str, disk: &str) -> Result<()> {
+        let machine = self.find(machine)?;
+        let disk = text(disk);
+        // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call.
+        let code = unsafe { sys::virDomainBlockPull(machine.domain().as_ptr(), disk.as_ptr(), 0, 0) };
+        done(code).map_err(|error| machine.refused("pull a disk of", &error))
+    }
+
+    fn pull(&self, machine: &str, disk: &str) -> Result<Option<CopyState>> {
+        let machine = self.find(machine)?;
+        match block_job(&machine, disk)? {
+            Some(job) if is_of_kind(&job, sys::VIR_DOMAIN_BLOCK_JOB_TYPE_PULL) => Ok(Some(state_of(&job))),
+            Some(_) => busy_unless_ended(&machine, disk),
+            None => Ok(None),
+        }
+    }
+
+    fn current_configuration(&self, machine: &str) -> Result<String> {
+        self.find(machine)?.xml(0)
+    }
+
     fn user_of_machines(&self) -> Result<Option<(u32, u32)>> {
         let capabilities = self.connection().capabilities().map_err(|error| self.lost(error))?;
         Ok(user_in(&capabilities))
+    }
+}
+
+/// The job on a disk; none if there is none.
+fn block_job(machine: &LibvirtMachine, disk: &str) -> Result<Option<sys::virDomainBlockJobInfo>> {
+    let disk = text(disk);
+    let mut info = sys::virDomainBlockJobInfo {
+        type_: 0,
+        bandwidth: 0,
+        cur: 0,
+        end: 0,
+    };
+    // SAFETY: the domain lives as long as its reference; the name ends in zero and outlives the call; `info` is a local
+    // variable.
+    let code = unsafe { sys::virDomainGetBlockJobInfo(machine.domain().as_ptr(), disk.as_ptr(), &raw mut info, 0) };
+    done(code).map_err(|error| machine.refused("query a job on a disk of", &error))?;
+    Ok((code != 0).then_some(info))
+}
+
+fn is_of_kind(job: &sys::virDomainBlockJobInfo, kind: sys::virDomainBlockJobType) -> bool {
+    sys::virDomainBlockJobType::try_from(job.type_) == Ok(kind)
+}
+
+fn state_of(job: &sys::virDomainBlockJobInfo) -> CopyState {
+    CopyState {
+        done_bytes: job.cur,
+        total_bytes: job.end,
+        // libvirt reports different values until QEMU reports that the copy is complete.
+        is_complete: job.end > 0 && job.cur == job.end,
+    }
+}
+
+/// After a job of another client was found: none if it has ended since.
+fn busy_unless_ended(machine: &LibvirtMachine, disk: &str) -> Result<Option<CopyState>> {
+    match block_job(machine, disk)? {
+        None => Ok(None),
+        Some(_) => Err(Error::Busy {
+            machine: machine.name.clone(),
+            holder: format!("a job of another client on disk {disk}"),
+        }),
     }
 }
 

@@ -49,14 +49,7 @@ pub fn with_served_disks(text: &str, served: &ServedDisks) -> Result<String, Str
             continue;
         };
         left.retain(|name| *name != target);
-        let host = Element::new("host")
-            .attribute("transport", "unix")
-            .attribute("socket", utf8(&served.socket)?);
-        let source = Element::new("source")
-            .attribute("protocol", "nbd")
-            .attribute("name", export)
-            .child(host)
-            .child(Element::new("reconnect").attribute("delay", served.patience.as_secs()));
+        let source = nbd_source(&served.socket, export, served.patience)?;
         edits.set_attribute(disk, "type", "network");
         let before = child(disk, "source").ok_or_else(|| format!("disk {target} has no source"))?;
         edits.replace_element(before, &source);
@@ -129,6 +122,22 @@ pub fn with_own_disks(text: &str, own: &str, socket: &Path) -> Result<String, St
     Ok(edits.apply())
 }
 
+/// The `<source>` of an export of an NBD server at a socket. Requests wait for `patience` after the server is lost; libvirt
+/// before 9.2 ignores this time.
+///
+/// # Errors
+/// The path of the socket is not UTF-8.
+pub(super) fn nbd_source(socket: &Path, export: &str, patience: Duration) -> Result<Element, String> {
+    let host = Element::new("host")
+        .attribute("transport", "unix")
+        .attribute("socket", utf8(socket)?);
+    Ok(Element::new("source")
+        .attribute("protocol", "nbd")
+        .attribute("name", export)
+        .child(host)
+        .child(Element::new("reconnect").attribute("delay", patience.as_secs())))
+}
+
 /// The folder that [`with_served_disks`] stored in the configuration.
 pub fn served_folder(text: &str) -> Option<PathBuf> {
     let document = document_of(text).ok()?;
@@ -141,7 +150,7 @@ fn is_live_mark(node: &Node<'_, '_>) -> bool {
     node.has_tag_name((MARK_NAMESPACE, "live"))
 }
 
-fn target_of<'a>(disk: Node<'a, '_>) -> Option<&'a str> {
+pub(super) fn target_of<'a>(disk: Node<'a, '_>) -> Option<&'a str> {
     child(disk, "target")?.attribute("dev")
 }
 
