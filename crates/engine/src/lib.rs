@@ -137,11 +137,13 @@ pub use job::{
 };
 pub use machine::hooks::{HookEvent, HookFailure, Hooks, VARIABLES as HOOK_VARIABLES};
 pub use machine::place_note::{PlaceJournal, PlaceNote};
+pub use machine::pull_record::{PullNote, PullRecord, RecordedDisk};
 pub use machine::quiesce::{Quiesce, Quiesced};
 pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_path, noted_runs};
 pub use machine::state::memory::MemoryOptions;
 pub use machine::state::scratch::{
-    MIGRATION_SOCKETS, RETURN_SOCKET, RuntimeFolder, is_memory_socket, memory_socket, return_socket,
+    MIGRATION_SOCKETS, RETURN_SOCKET, RuntimeFolder, disk_socket, is_disk_socket, is_memory_socket, memory_socket,
+    return_socket,
 };
 pub use machine::state::tpm::StoppedTpm;
 pub use machine::tracked::{TrackRequest, TrackedDisk, TrackedMachine};

@@ -21,6 +21,11 @@ pub fn locks_folder(context: &Context) -> PathBuf {
     state.unwrap_or_else(|| context.runtime_folder())
 }
 
+/// Folder of the records of machines whose disks another host pulls.
+pub fn pulls_folder(context: &Context) -> PathBuf {
+    locks_folder(context).join("pulls")
+}
+
 /// The journal location of a run on the machine at `way`.
 pub fn journal(context: &Context, way: &[OsString]) -> Option<JournalPlace> {
     Some(JournalPlace {

@@ -7,7 +7,7 @@ use holdfast_repo::Liveness;
 use super::diagnosis::{Diagnosis, Owner};
 use super::seen::{Leftover, LeftoverKind, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenInstant, SeenMachine, SeenRun};
 use super::{Action, Finding, FindingKind, Repair};
-use super::{containers, diagnose_disks, diagnose_host, emptied, instants, places, pool, virtualbox};
+use super::{containers, diagnose_disks, diagnose_host, emptied, instants, places, pool, pulls, virtualbox};
 use crate::machine::run_journal::Phase;
 use crate::machine::watchdog::is_watchdog_of;
 
@@ -62,6 +62,7 @@ pub(super) fn diagnose(seen: &Seen) -> (Vec<Finding>, Vec<String>) {
     diagnosis.leftovers();
     diagnosis.dead_runs();
     diagnosis.findings.extend(places::diagnose(seen));
+    diagnosis.findings.extend(pulls::diagnose(seen));
     if seen.repository.is_some() {
         diagnosis
             .notes

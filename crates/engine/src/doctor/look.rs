@@ -13,7 +13,7 @@ use super::emptied::emptied;
 use super::leftovers::leftovers;
 use super::seen::{Leftover, Seen, SeenCommit, SeenDisk, SeenFreeze, SeenMachine, SeenRepository, SeenRun};
 use super::{DoctorRequest, ExaminedMachine};
-use super::{containers, host_work, instants, places, pool, virtualbox};
+use super::{containers, host_work, instants, places, pool, pulls, virtualbox};
 use crate::job::{Error, Job, Result};
 use crate::notes::{NOTE_BITMAP, NOTE_CONTAINER_LAYER, NOTE_XEN_BASE, note};
 use jiff::tz::TimeZone;
@@ -78,6 +78,7 @@ fn look_at_machines(request: &DoctorRequest<'_>, job: Job<'_>) -> Result<Seen> {
     }
     seen.chains = chains.into_iter().map(|((name, _), chain)| (name, chain)).collect();
     let images: Vec<_> = seen.chains.iter().filter_map(|(_, chain)| chain.first()).collect();
+    seen.pulls = pulls::look(request);
     seen.places = places::look(request)?;
     let folders = places::folders(&seen.places);
     let instants = instants::look(request, &images, &folders, seen.processes.as_deref());

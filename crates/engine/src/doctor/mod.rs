@@ -18,6 +18,7 @@ mod leftovers;
 mod look;
 mod places;
 mod pool;
+mod pulls;
 mod repair;
 mod repair_host;
 mod seen;
@@ -70,6 +71,8 @@ pub struct DoctorRequest<'a> {
     pub journal: Option<PathBuf>,
     /// The folder with the notes of folders in which files are being created.
     pub places: Option<PathBuf>,
+    /// The folder with the records of machines whose disks another host pulls.
+    pub pulls: Option<PathBuf>,
     /// Finds out which processes are alive.
     pub processes: &'a dyn Processes,
     /// This process.

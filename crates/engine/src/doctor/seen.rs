@@ -15,6 +15,7 @@ use crate::container::RuntimeRemains;
 use crate::host_snapshot::record::SetId;
 use crate::host_snapshot::states::Unfinished;
 use crate::machine::place_note::HeldSnapshotNote;
+use crate::machine::pull_record::LeftPull;
 use crate::machine::run_journal::RunRecord;
 use crate::restore::instant::InstantState;
 
@@ -36,6 +37,8 @@ pub(super) struct Seen {
     pub(super) leftovers: Vec<Leftover>,
     pub(super) instants: Vec<SeenInstant>,
     pub(super) places: Vec<SeenPlace>,
+    /// Records of machines whose disks no process serves to the host where they run.
+    pub(super) pulls: Vec<LeftPull>,
     pub(super) emptied: Vec<SeenOverlay>,
     /// The repository, if one was given.
     pub(super) repository: Option<SeenRepository>,
@@ -319,6 +322,8 @@ pub enum FindingKind {
     Overlay,
     /// The disks of a machine that runs from a snapshot are not being filled.
     InstantRestore,
+    /// Another host needs the disks of a machine, and they are not served.
+    Pull,
     /// A leftover file or folder.
     Leftover,
     /// A rollback was killed while it was writing.
@@ -356,6 +361,7 @@ impl FindingKind {
             Self::Bitmap => "bitmap",
             Self::Overlay => "overlay",
             Self::InstantRestore => "instant-restore",
+            Self::Pull => "pull",
             Self::Leftover => "leftover",
             Self::Rollback => "rollback",
             Self::Clone => "clone",

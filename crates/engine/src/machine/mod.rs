@@ -7,6 +7,7 @@ pub(crate) mod noted_run;
 pub(crate) mod other_runs;
 pub(crate) mod overlay_commit;
 pub(crate) mod place_note;
+pub(crate) mod pull_record;
 pub(crate) mod quiesce;
 pub(crate) mod run_journal;
 pub(crate) mod state;

@@ -267,6 +267,7 @@ impl Lab {
             everything: true,
             journal: Some(self.path("state/runs")),
             places: None,
+            pulls: None,
             processes: &self.processes,
             process: SystemProcesses.this(),
             program: PROGRAM,

@@ -280,6 +280,7 @@ fn run(args: &DoctorArgs, context: &Context) -> Result<Exit, Error> {
         everything,
         journal,
         places: runs::places(context).map(|places| places.folder),
+        pulls: Some(runs::pulls_folder(context)),
         processes: &SystemProcesses,
         process: SystemProcesses.this(),
         program: "holdfast",

@@ -20,6 +20,11 @@ pub(super) fn serving_advice(error: &ServingError) -> Advice {
         ServingError::NameInUse { .. } | ServingError::Registry(RegistryError::NameInUse { .. }) => {
             advice(Exit::Error, Kind::Exists, HINT_NAME)
         }
+        ServingError::PullInProgress { .. } => advice(
+            Exit::Locked,
+            Kind::Locked,
+            "another command for this machine runs; it shows how far its disks are",
+        ),
         ServingError::NoRepository => advice(Exit::Error, Kind::NoRepository, HINT_NO_REPOSITORY),
         ServingError::StandardInput | ServingError::UnknownFormat { .. } => advice(
             Exit::Usage,

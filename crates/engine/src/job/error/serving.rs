@@ -22,6 +22,12 @@ pub enum ServingError {
     /// A snapshot is served only if a repository is open.
     #[error("snapshots need a repository, and the server has none")]
     NoRepository,
+    /// Another process serves the disks of a machine to the host where it runs.
+    #[error("the disks are served to the other host already: {} is in use", record.display())]
+    PullInProgress {
+        /// The record of the move.
+        record: std::path::PathBuf,
+    },
     /// The exports of a server could not be changed.
     #[error(transparent)]
     Registry(#[from] holdfast_serve::registry::RegistryError),

@@ -29,6 +29,8 @@ pub const RETURN_SOCKET: &str = "return";
 pub(crate) const HYPERVISOR_SOCKETS: &str = "/var/lib/libvirt/qemu";
 const MEMORY_SOCKET_ENDING: &str = ".memory";
 const RETURN_SOCKET_ENDING: &str = ".return";
+/// A number follows.
+const DISK_SOCKET_ENDING: &str = ".disk";
 
 /// The socket for the memory of a migration, on both hosts. `run` is the number of the run.
 pub fn memory_socket(run: u32) -> PathBuf {
@@ -40,6 +42,11 @@ pub fn return_socket(run: u32) -> PathBuf {
     shared_socket(run, RETURN_SOCKET_ENDING)
 }
 
+/// The socket of the host to which a machine moves at which its QEMU gets the disk with this number.
+pub fn disk_socket(run: u32, disk: usize) -> PathBuf {
+    shared_socket(run, &format!("{DISK_SOCKET_ENDING}{disk}"))
+}
+
 fn shared_socket(run: u32, ending: &str) -> PathBuf {
     Path::new(HYPERVISOR_SOCKETS).join(format!("{RUNTIME_FOLDERS}{run:08x}{ending}"))
 }
@@ -49,9 +56,16 @@ pub fn is_memory_socket(path: &Path) -> bool {
     is_shared_socket(path, MEMORY_SOCKET_ENDING)
 }
 
-/// Whether [`memory_socket`] or [`return_socket`] returns such a path.
+/// Whether [`disk_socket`] returns such a path.
+pub fn is_disk_socket(path: &Path) -> bool {
+    let name = path.to_str().unwrap_or_default();
+    let without_number = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    without_number != name && is_shared_socket(Path::new(without_number), DISK_SOCKET_ENDING)
+}
+
+/// Whether [`memory_socket`], [`return_socket`] or [`disk_socket`] returns such a path.
 pub(crate) fn is_migration_socket(path: &Path) -> bool {
-    is_memory_socket(path) || is_shared_socket(path, RETURN_SOCKET_ENDING)
+    is_memory_socket(path) || is_shared_socket(path, RETURN_SOCKET_ENDING) || is_disk_socket(path)
 }
 
 fn is_shared_socket(path: &Path, ending: &str) -> bool {

@@ -50,6 +50,7 @@ fn kind_of_serving(error: &ServingError) -> ControlErrorKind {
         ServingError::Registry(RegistryError::Flush { .. } | RegistryError::Busy { .. }) => {
             ControlErrorKind::WritesLost
         }
+        ServingError::PullInProgress { .. } => ControlErrorKind::Locked,
         ServingError::Registry(_) => ControlErrorKind::Failed,
     }
 }
