@@ -4,7 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 
-use holdfast_block::Clock;
+use holdfast_block::{Clock, error_text};
 use holdfast_host::StreamTools;
 use holdfast_live_copy::ProgramConnector;
 
@@ -12,10 +12,8 @@ use crate::error::{Error, Result};
 use crate::far::{FarHost, HostService};
 use crate::forwarded_sockets::ForwardedSockets;
 use crate::request_link::RequestLink;
-use crate::streams::join_program;
+use crate::service_link::{ServiceLink as _, ServiceProgram};
 
-/// Words after which the program serves one connection: `holdfast receive-migration 1`.
-pub const RECEIVE_MIGRATION_COMMAND: [&str; 2] = ["receive-migration", "1"];
 const SHELL: &str = "/bin/sh";
 
 /// A host with a `holdfast receive-migration` at the other end of a shell command.
@@ -69,16 +67,24 @@ impl CommandHost {
     /// The new socket cannot be made.
     pub fn forward(&self, here: &Path, there: &Path) -> Result<()> {
         let line = self.line(&HostService::of_socket(there))?;
-        let (tools, command) = (Arc::clone(&self.tools), self.command.clone());
+        let program = self.program();
         let connect = move |stream: UnixStream| {
-            let Ok(mut program) = tools.start(SHELL, &["-c", &command]) else {
-                return;
-            };
-            if program.write_input(&line).is_ok() {
-                join_program(&stream, program);
+            if let Err(error) = program.join(&line, stream) {
+                log::info!("{}", error_text(&error));
             }
         };
         self.forwarded.listen(here, &self.name(), connect)
+    }
+
+    /// Services of the host.
+    pub fn program(&self) -> ServiceProgram {
+        ServiceProgram {
+            tools: Arc::clone(&self.tools),
+            name: self.name(),
+            program: SHELL,
+            arguments: vec!["-c".to_owned(), self.command.clone()],
+            clock: Arc::clone(&self.clock),
+        }
     }
 
     fn link(&self, service: &HostService) -> Result<RequestLink> {

@@ -29,6 +29,8 @@ pub(crate) enum MoveEvent {
     },
     /// The hypervisor has stopped the machine for the rest of its memory.
     Stopped,
+    /// The hypervisor has given up the images that are pulled.
+    Released(crate::Result<()>),
     /// The other host has compared the files of the copies with those that its hypervisor has open.
     Verified(crate::Result<()>),
     /// The machine runs at the other host.

@@ -113,6 +113,39 @@ pub enum Error {
         /// The other host.
         host: String,
     },
+    /// The rest of the disks was not pulled.
+    #[error("{machine} is at {host}, and a part of its disks is still here only: {reason}")]
+    NotPulled {
+        /// The machine.
+        machine: String,
+        /// The other host.
+        host: String,
+        /// Why.
+        reason: String,
+    },
+    /// A disk that the other host pulls has changed here.
+    #[error("{machine} has moved, and the rest of its disk {disk} cannot be pulled: {reason}")]
+    SourceChanged {
+        /// The machine.
+        machine: String,
+        /// The disk.
+        disk: String,
+        /// What has happened.
+        reason: String,
+    },
+    /// The machine was moved to another host than the one that was named.
+    #[error(
+        "{machine} was moved to {destination}, which may need the disks here, and it is not at the host that was named; the record          of that is {}",
+        record.display()
+    )]
+    ElsewherePulled {
+        /// The machine.
+        machine: String,
+        /// Where it was moved to.
+        destination: String,
+        /// The record of the move.
+        record: PathBuf,
+    },
     /// The machine was switched off, or has crashed, while it was moved.
     #[error("{machine} {how}")]
     Ended {

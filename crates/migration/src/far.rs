@@ -1,7 +1,11 @@
 //! Requests to the `holdfast` of the other host, a line of JSON each, and how that answers them.
 
+mod disk_socket;
 mod file_checks;
+mod file_users;
 mod named_copies;
+mod overlay_files;
+mod overlays;
 mod serve;
 mod services;
 
@@ -39,12 +43,24 @@ pub(crate) enum FarRequest {
     FormerFiles { uuid: String },
     /// Whether a new disk can have this path.
     Path { path: PathBuf },
+    /// The same for an image that is pulled: it may replace one that a failed attempt left.
+    OverlayPath { path: PathBuf },
     /// What prevents a machine from running there.
     Check(CheckRequest),
     /// Give the files of incomplete copies their names.
     NameDisks { paths: Vec<PathBuf> },
     /// Remove these names again.
     UnnameDisks { paths: Vec<PathBuf> },
+    /// Make empty images whose backing files are exports of the source.
+    MakeOverlays { disks: Vec<OverlayDisk> },
+    /// Delete such images, which nothing has used.
+    DeleteOverlays { paths: Vec<PathBuf> },
+    /// The disks of the machine that depend on the source.
+    PullState { uuid: String },
+    /// Pull what these disks need, and resume the machine if it waits for that.
+    Pull { uuid: String },
+    /// All disks are complete: the machine reacts to I/O errors again as in this configuration.
+    EndPull { uuid: String, configuration: String },
     /// Delete the socket of a migration that has failed.
     RemoveSocket { path: PathBuf },
     /// Whether the hypervisor has exactly these files open for the machine.
@@ -128,6 +144,52 @@ pub(crate) struct CheckedDisk {
     pub(crate) size_bytes: u64,
     /// Bytes that it is expected to take.
     pub(crate) expected_bytes: u64,
+    /// Whether it is copied or pulled.
+    #[serde(default, skip_serializing_if = "DiskForm::is_copy")]
+    pub(crate) form: DiskForm,
+}
+
+/// How the disk of a machine comes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DiskForm {
+    /// A copy, before the machine runs there.
+    #[default]
+    Copy,
+    /// An overlay, which gets its content while the machine runs there.
+    Overlay,
+}
+
+impl DiskForm {
+    fn is_copy(&self) -> bool {
+        *self == Self::Copy
+    }
+}
+
+/// An image whose backing file is an export of the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OverlayDisk {
+    pub(crate) path: PathBuf,
+    pub(crate) size_bytes: u64,
+    /// At that host.
+    pub(crate) socket: PathBuf,
+    pub(crate) export: String,
+}
+
+/// A disk that depends on the source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PullingDisk {
+    /// Its target in the machine.
+    pub(crate) disk: String,
+    pub(crate) path: PathBuf,
+    /// At that host.
+    pub(crate) socket: PathBuf,
+    pub(crate) export: String,
+    /// 0 if nothing is being pulled.
+    pub(crate) done_bytes: u64,
+    pub(crate) total_bytes: u64,
 }
 
 /// A disk that the machine had there before.
@@ -166,6 +228,12 @@ pub(crate) enum FarAnswer {
     State {
         state: FarState,
     },
+    Pulling {
+        state: FarState,
+        disks: Vec<PullingDisk>,
+        /// Why a disk is not pulled now.
+        problem: Option<String>,
+    },
     Refused {
         reason: String,
     },
@@ -192,6 +260,16 @@ impl std::fmt::Display for FarState {
             Self::Paused => "paused",
         })
     }
+}
+
+/// A machine whose disks are being pulled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pulling {
+    pub(crate) state: FarState,
+    /// Those that are not complete.
+    pub(crate) disks: Vec<PullingDisk>,
+    /// Why a disk is not pulled now.
+    pub(crate) problem: Option<String>,
 }
 
 /// The `holdfast` of the other host.
@@ -250,6 +328,22 @@ impl FarHost {
         }
     }
 
+    /// Whether an image that is pulled can have this path there.
+    pub(crate) fn is_free_for_overlay(&self, path: &Path) -> Result<bool> {
+        match self.ask(&FarRequest::OverlayPath { path: path.to_owned() })? {
+            FarAnswer::Path { is_free } => Ok(is_free),
+            _ => Err(self.other_version()),
+        }
+    }
+
+    /// Asks for the disks that depend on the source, by one of the requests about them.
+    pub(crate) fn pulling(&self, request: &FarRequest) -> Result<Pulling> {
+        match self.ask(request)? {
+            FarAnswer::Pulling { state, disks, problem } => Ok(Pulling { state, disks, problem }),
+            _ => Err(self.other_version()),
+        }
+    }
+
     /// The state of a machine there.
     pub(crate) fn state(&self, uuid: &str) -> Result<FarState> {
         match self.ask(&FarRequest::State { uuid: uuid.to_owned() })? {
@@ -287,7 +381,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_lines_unchanged::<FarRequest>(REQUESTS);
         assert_lines_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [18, 10]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [25, 11]);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! The file of a disk at this host.
 
+use std::fs::File;
 use std::path::PathBuf;
 
-use holdfast_block::BlockDevice as _;
+use holdfast_block::{BlockDevice as _, is_open_for_writing};
 use holdfast_engine::chain_of;
 use holdfast_image::{Format, Image, OpenOptions};
 
@@ -20,8 +21,25 @@ pub struct ImageFile {
 impl ImageFile {
     /// Size of the disk, in bytes.
     pub(crate) fn size_bytes(&self) -> Result<u64> {
-        let image = holdfast_image::open(&self.path, &self.options());
-        image.map(|image| image.size_bytes()).map_err(failed)
+        self.open().map(|image| image.size_bytes())
+    }
+
+    /// Opens the image without a lock: its machine may run.
+    pub(crate) fn open(&self) -> Result<Image> {
+        holdfast_image::open(&self.path, &self.options()).map_err(failed)
+    }
+
+    /// Whether QEMU may write to it.
+    pub(crate) fn is_open_for_writing(&self) -> Result<bool> {
+        let file = File::open(&self.path).and_then(|file| is_open_for_writing(&file));
+        file.map_err(|source| {
+            holdfast_engine::Error::File {
+                action: "examine",
+                path: self.path.clone(),
+                source,
+            }
+            .into()
+        })
     }
 
     /// Opens the image of a machine that is shut off. The machine cannot be started before it is dropped.

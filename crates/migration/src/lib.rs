@@ -11,12 +11,14 @@
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
 //! - `socket_host`, `command_host`: another host that is reached by a socket or a command instead of ssh;
 //!   `forwarded_sockets`: sockets here whose connections it gets; `streams`: the bytes of one
+//! - `service_link`: connections to services of another host, however it is reached
 //! - `plan`, `image_file`: what a migration would do, and what prevents it
 //! - `machine_files`: the files of a machine that moves with its snapshots
 //! - `move_progress`: the progress of all disks together, and of the memory
 //! - `disks`, `disk_copy`: the copies of all disks, directed together, and the copy of one
 //! - `mover`: what follows on each event; `move_watch`: what its threads wait for; `resolution`: where the machine runs after a
 //!   failure at the end
+//! - `post_copy`: machines that run there before their disks are complete
 //! - `container`: containers that move
 //! - `run`: the migration of a machine that runs; `shut_off`: of one that is shut off; `complete`: the end of both
 
@@ -38,15 +40,17 @@ mod move_progress;
 mod move_watch;
 mod mover;
 mod plan;
+mod post_copy;
 mod report;
 mod request_link;
 mod resolution;
 mod run;
+mod service_link;
 mod shut_off;
 mod socket_host;
 mod streams;
 
-pub use command_host::{CommandHost, RECEIVE_MIGRATION_COMMAND};
+pub use command_host::CommandHost;
 pub use container::{
     ArrivalTools, ContainerMove, ContainerMoveObserver, ContainerMoveReport, ContainerMoveTools, ContainerPhase,
     ContainerPlan, ContainerPlanRequest, ContainerRound, FarContainers, MountTarget, MountThere,
@@ -60,9 +64,11 @@ pub use far::{
 };
 pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
-pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, RunningTools};
-pub use plan::{CopiedForm, IncompleteMemory, LiveMemory, MigrationPlan, PlanRequest, PlannedDisk, plan};
-pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration};
+pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, PullTools, RunningTools};
+pub use plan::{DiskArrival, IncompleteMemory, LiveMemory, MigrationPlan, MovingForm, PlanRequest, PlannedDisk, plan};
+pub use post_copy::resume_pull;
+pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration, PulledDiskReport};
 pub use run::migrate_running;
+pub use service_link::{RECEIVE_MIGRATION_COMMAND, ServiceLink, ServiceProgram};
 pub use shut_off::migrate_shut_off;
 pub use socket_host::SocketHost;

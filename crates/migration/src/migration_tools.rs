@@ -14,6 +14,7 @@ use crate::disks::CopyEvents;
 use crate::error::Result;
 use crate::far::{FarHost, MovingHypervisor};
 use crate::report::MigrationPhase;
+use crate::service_link::ServiceLink;
 
 /// What a migration needs.
 pub struct MigrationTools<'a> {
@@ -25,6 +26,8 @@ pub struct MigrationTools<'a> {
     pub reach_far_again: &'a (dyn Fn() -> Result<FarHost> + Sync),
     /// Starts receivers there.
     pub connector: Arc<dyn Connector>,
+    /// For disks that are pulled.
+    pub pull: PullTools,
     /// What happens to the disks that the machine had there before.
     pub former_disks: FormerDisks,
     /// For how long a lost connection is tried again.
@@ -39,6 +42,16 @@ pub struct MigrationTools<'a> {
     pub program: String,
     /// Sees what happens.
     pub observer: &'a dyn MigrationObserver,
+}
+
+/// What is needed to serve disks to the other host.
+pub struct PullTools {
+    /// Reaches it.
+    pub link: Arc<dyn ServiceLink>,
+    /// The folder for the records of machines whose disks are served.
+    pub records: PathBuf,
+    /// The address of the other host, as the user has written it.
+    pub destination: String,
 }
 
 /// What the migration of a machine that runs needs.

@@ -1,5 +1,7 @@
 //! Directs a migration: events come in, and each is answered by the next steps.
 
+mod end;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,8 +22,8 @@ use crate::memory_watch::{MemoryWatch, guest_speed};
 use crate::migration_tools::RunningTools;
 use crate::move_watch::{verify, wait_for_stop};
 use crate::plan::MigrationPlan;
+use crate::post_copy::PullSource;
 use crate::report::{MigrationPhase, MigrationReport, PhaseClock, moved_disks};
-use crate::resolution::{AskedHost, Resolution};
 
 /// Interval of looking for an interrupt.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
@@ -65,7 +67,10 @@ pub(crate) struct MoveSetup<'s, 'e, 'a> {
     /// The socket here that ssh forwards to the socket for the memory there.
     pub(crate) onward: &'e Path,
     pub(crate) events: Outbox<MoveEvent>,
+    /// Of the copies; none if the disks are pulled.
     pub(crate) directors: &'e [CopyDirector],
+    /// The disks that are pulled.
+    pub(crate) source: Option<&'e PullSource>,
 }
 
 pub(crate) struct Mover<'s, 'e, 'a> {
@@ -77,11 +82,14 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     onward: &'e Path,
     events: Outbox<MoveEvent>,
     copies: DiskCopies<'e>,
+    source: Option<&'e PullSource>,
     stage: Stage,
     relay: Option<MemoryRelay>,
     memory: Option<MemoryWatch>,
     attempt_count: u32,
     times: PhaseClock,
+    /// Whether the hypervisor here has given the images up that are pulled.
+    is_released: bool,
     /// Whether the other host has compared the files.
     is_verified: bool,
     /// Why it refuses the files; the machine cannot be handed over.
@@ -101,11 +109,13 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             onward: setup.onward,
             events: setup.events,
             copies: DiskCopies::new(setup.directors),
+            source: setup.source,
             stage: Stage::Disks,
             relay: None,
             memory: None,
             attempt_count: 0,
             times: PhaseClock::begin(setup.tools.common.clock.now()),
+            is_released: false,
             is_verified: false,
             unverified: None,
             watch_end: Arc::default(),
@@ -133,13 +143,13 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     /// Directs the migration until the machine runs there. Returns the bytes of its memory.
     fn direct(&mut self, inbox: &Inbox<MoveEvent>) -> Result<u64> {
-        self.tools.common.observer.phase(MigrationPhase::Disks);
-        self.job.progress.phase("copying the disks", Unit::Bytes);
-        self.job
-            .progress
-            .total(self.plan.disks.iter().map(|disk| disk.size_bytes).sum());
-        if self.plan.disks.is_empty() {
+        if self.plan.disks.is_empty() || self.source.is_some() {
             self.begin_memory()?;
+        } else {
+            self.tools.common.observer.phase(MigrationPhase::Disks);
+            self.job.progress.phase("copying the disks", Unit::Bytes);
+            let sizes = self.plan.disks.iter().map(|disk| disk.size_bytes);
+            self.job.progress.total(sizes.sum());
         }
         loop {
             let now = self.tools.common.clock.now();
@@ -193,16 +203,24 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.times.end(MigrationPhase::Memory, now);
                 self.stage = Stage::Stopped { since: now };
                 self.copies.request_freeze();
+                self.await_release();
                 if self.plan.disks.is_empty() {
                     self.stage = Stage::HandingOver { since: now };
                     self.advance()?;
                 }
             }
             MoveEvent::Thawed | MoveEvent::Stopped => {}
+            MoveEvent::Released(Ok(())) => {
+                self.is_released = true;
+                self.hand_over();
+                self.advance()?;
+            }
+            MoveEvent::Released(Err(error)) => return Err(error),
             MoveEvent::Verified(Ok(())) => {
                 self.is_verified = true;
                 self.unverified = None;
                 self.hand_over();
+                self.advance()?;
             }
             // QEMU there may open its disks later.
             MoveEvent::Verified(Err(error @ Error::Refused { .. })) => self.unverified = Some(error),
@@ -225,7 +243,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     /// Hands the disks over when all are sealed, in the files that the hypervisor there has open.
     fn hand_over(&mut self) {
-        if matches!(self.stage, Stage::Stopped { .. }) && self.is_verified && self.copies.are_sealed() {
+        let is_released = self.source.is_none() || self.is_released;
+        if matches!(self.stage, Stage::Stopped { .. }) && self.is_verified && self.copies.are_sealed() && is_released {
             self.stage = Stage::HandingOver {
                 since: self.tools.common.clock.now(),
             };
@@ -254,12 +273,20 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     fn begin_memory(&mut self) -> Result<()> {
         let tools = self.tools;
-        self.times.end(MigrationPhase::Disks, tools.common.clock.now());
+        if self.source.is_none() {
+            self.times.end(MigrationPhase::Disks, tools.common.clock.now());
+        }
         tools.common.observer.phase(MigrationPhase::Memory);
         self.attempt_count += 1;
         self.is_verified = self.plan.disks.is_empty();
+        self.is_released = false;
         let paths: Vec<PathBuf> = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
-        tools.common.far.ask(&FarRequest::NameDisks { paths: paths.clone() })?;
+        tools.common.far.ask(&match self.source {
+            Some(_) => FarRequest::MakeOverlays {
+                disks: self.plan.overlays(),
+            },
+            None => FarRequest::NameDisks { paths: paths.clone() },
+        })?;
         let relay = MemoryRelay::listen(&tools.memory_socket, self.onward).map_err(|source| Error::Relay {
             path: tools.memory_socket.clone(),
             source,
@@ -328,6 +355,19 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         matches!(self.stage, Stage::HandingOver { .. })
     }
 
+    /// Waits, in another thread, until the hypervisor here has given up the images that are pulled.
+    fn await_release(&self) {
+        if let Some(source) = self.source {
+            let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
+            self.scope.spawn(move || match source.wait_for_release(&end) {
+                Ok(false) => {}
+                released => {
+                    events.send(MoveEvent::Released(released.map(drop))).ok();
+                }
+            });
+        }
+    }
+
     /// Until the relay is open, the machine can be resumed here.
     fn keep_promise(&mut self) -> Result<()> {
         let now = self.tools.common.clock.now();
@@ -363,104 +403,6 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         Ok(())
     }
 
-    /// The machine runs there.
-    fn moved(&mut self) -> u64 {
-        self.watch_end.store(true, Ordering::Release);
-        self.times.end(MigrationPhase::End, self.tools.common.clock.now());
-        self.relay.as_ref().map_or(0, MemoryRelay::sent_bytes)
-    }
-
-    /// The hypervisor has resumed the machine here, or it has ended.
-    fn not_moved(&mut self, error: holdfast_host::Error) -> Result<Option<u64>> {
-        self.watch_end.store(true, Ordering::Release);
-        self.relay = None;
-        if let Some(how) = self.tools.watched.ended()
-            && self.stage != Stage::Opened
-        {
-            return Err(Error::Ended {
-                machine: self.plan.machine.clone(),
-                how: how.to_string(),
-            });
-        }
-        match self.stage {
-            Stage::Opened => self.resolve(error),
-            // Files that its hypervisor there does not have open will not become those: each attempt stops the machine.
-            Stage::Breaking {
-                reason: BreakReason::Late,
-            } if self.attempt_count < self.tools.attempt_count_max && self.unverified.is_none() => {
-                self.stage = Stage::Disks;
-                self.times.since = self.tools.common.clock.now();
-                self.tools.common.observer.phase(MigrationPhase::Disks);
-                let progress = self.job.progress;
-                progress.phase("copying what was written meanwhile", Unit::Bytes);
-                // The copies may have been ready again before the hypervisor was.
-                self.advance()?;
-                Ok(None)
-            }
-            Stage::Breaking {
-                reason: BreakReason::Late,
-            } => Err(self.unverified.take().unwrap_or_else(|| self.frozen_too_long())),
-            _ => Err(Error::of_hypervisor(&self.plan.machine, error)),
-        }
-    }
-
-    /// The hypervisor has failed after the relay was opened: where the machine runs is asked of both hosts. It must not run
-    /// on both.
-    fn resolve(&mut self, error: holdfast_host::Error) -> Result<Option<u64>> {
-        let (uuid, tools) = (&self.plan.uuid, &self.tools.common);
-        let here = self
-            .tools
-            .watched
-            .describe()
-            .map(|description| description.summary.state);
-        let here = here.ok();
-        let mut asked = AskedHost::new(tools);
-        let there = asked.state(uuid);
-        match Resolution::of(here, there.as_ref().ok().copied()) {
-            Resolution::Moved => {
-                tools.observer.left(&error_text(&error));
-                Ok(Some(self.moved()))
-            }
-            Resolution::PowerOffThere => {
-                asked.power_off(uuid)?;
-                Err(Error::of_hypervisor(&self.plan.machine, error))
-            }
-            Resolution::StaysHere => Err(Error::of_hypervisor(&self.plan.machine, error)),
-            Resolution::Unknown => Err(Error::Unresolved {
-                machine: self.plan.machine.clone(),
-                here: here.map_or_else(|| "unknown".to_owned(), |state| state.to_string()),
-                host: tools.far.host().to_owned(),
-                there: there.map_or_else(|error| error_text(&error), |state| state.to_string()),
-                source: Box::new(error),
-            }),
-        }
-    }
-
-    /// Ends everything after a failure. The machine runs here when this returns.
-    fn give_up(&mut self) {
-        if matches!(
-            self.stage,
-            Stage::Memory | Stage::Stopped { .. } | Stage::HandingOver { .. }
-        ) {
-            self.break_stream(BreakReason::GivingUp);
-        }
-        self.watch_end.store(true, Ordering::Release);
-        self.relay = None;
-        self.copies.revoke_freeze();
-        self.copies.cancel();
-        if self.attempt_count > 0 {
-            let paths = self.plan.disks.iter().map(|disk| disk.path.clone()).collect();
-            // When the relay was opened, the machine may be there.
-            let unname = (self.stage != Stage::Opened).then_some(FarRequest::UnnameDisks { paths });
-            let path = self.tools.memory_socket.clone();
-            for request in unname.into_iter().chain([FarRequest::RemoveSocket { path }]) {
-                if let Err(error) = self.tools.common.far.ask(&request) {
-                    self.tools.common.observer.left(&error_text(&error));
-                }
-            }
-        }
-    }
-
     fn report(self, memory_bytes: u64) -> MigrationReport {
         let stopped = self
             .times
@@ -474,7 +416,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             phases: self.times.times,
             stopped,
             attempt_count: self.attempt_count,
-            duration: Duration::ZERO,
+            ..MigrationReport::default()
         }
     }
 }

@@ -6,11 +6,13 @@ mod places;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_engine::StoppedTpm;
 use holdfast_host::domain_xml::{
-    DiskChange, DiskPlace, HostNeeds, Identity, Medium, Rewrite, rewrite, with_moved_files,
+    DiskChange, DiskPlace, HostNeeds, Identity, Medium, PulledDisk, Rewrite, rewrite, with_moved_files,
+    with_pulled_disks,
 };
 use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
 use holdfast_host::qemu::{QemuVersion, jobs};
@@ -18,11 +20,11 @@ use holdfast_host::qmp::MonitorError;
 use holdfast_host::{Description, KeptStates, Machine, MachineHistory, MachineState};
 
 use crate::error::{Error, Result};
-use crate::far::{BACKING, CheckRequest, FarAnswer, FarHost, FarRequest, MovingHypervisor, NVRAM};
+use crate::far::{BACKING, CheckRequest, FarAnswer, FarHost, FarRequest, MovingHypervisor, NVRAM, OverlayDisk};
 use crate::image_file::ImageFile;
 use moving::Moving;
 use places::checked_disk;
-pub use places::{CopiedForm, PlannedDisk};
+pub use places::{MovingForm, PlannedDisk};
 
 /// Whether a machine may move although its memory may arrive incomplete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +44,22 @@ pub enum LiveMemory {
     MayBeIncomplete,
 }
 
+/// When the disks of a machine that runs are complete at the other host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DiskArrival {
+    /// Before it runs there: they are copied.
+    BeforeStart,
+    /// While it runs there: its hypervisor pulls them from this host.
+    AfterStart {
+        /// A random number for the names of sockets.
+        run: u32,
+    },
+}
+
+/// How long a hypervisor waits for a lost connection before it pauses a machine whose disks it pulls. libvirt before 9.2 does not
+/// wait.
+const RECONNECT_PATIENCE: Duration = Duration::from_secs(60);
+
 /// The machine, and where it goes.
 pub struct PlanRequest<'a> {
     /// Its hypervisor.
@@ -56,6 +74,8 @@ pub struct PlanRequest<'a> {
     pub seeds: BTreeMap<String, PathBuf>,
     /// Whether it may move under a QEMU that may lose memory.
     pub incomplete_memory: IncompleteMemory,
+    /// When its disks are complete there.
+    pub arrival: DiskArrival,
     /// The clock for waits.
     pub clock: &'a dyn Clock,
 }
@@ -94,6 +114,32 @@ pub struct MigrationPlan {
 }
 
 impl MigrationPlan {
+    /// Whether its disks are pulled when it runs there.
+    pub fn is_pulled(&self) -> bool {
+        self.disks
+            .iter()
+            .any(|disk| matches!(disk.form, MovingForm::Overlay { .. }))
+    }
+
+    /// How the disks are pulled; none if they are copied.
+    pub(crate) fn pulled(&self) -> Vec<PulledDisk> {
+        self.disks.iter().filter_map(PlannedDisk::pulled).collect()
+    }
+
+    /// The images for disks that are pulled.
+    pub(crate) fn overlays(&self) -> Vec<OverlayDisk> {
+        let overlays = self.disks.iter().filter_map(|disk| {
+            let pulled = disk.pulled()?;
+            Some(OverlayDisk {
+                path: pulled.path,
+                size_bytes: disk.size_bytes,
+                socket: pulled.socket,
+                export: pulled.export,
+            })
+        });
+        overlays.collect()
+    }
+
     /// # Errors
     /// Something prevents the migration.
     pub fn require_no_obstacles(&self) -> Result<()> {
@@ -117,6 +163,21 @@ struct Findings {
 }
 
 impl Findings {
+    /// Adds what follows from the time at which the disks are complete.
+    fn add_arrival(&mut self, arrival: DiskArrival, state: MachineState) {
+        match (arrival, state) {
+            (DiskArrival::BeforeStart, _) => {}
+            (DiskArrival::AfterStart { .. }, MachineState::Running) => self.notes.push(
+                "it runs there before its disks are complete: until then, it needs this host, the connection, and the disks here as \
+                 they are; if one of them is lost, what it has done since is lost with it"
+                    .to_owned(),
+            ),
+            (DiskArrival::AfterStart { .. }, state) => self
+                .obstacles
+                .push(format!("it is {state}, and --post-copy is for a machine that runs")),
+        }
+    }
+
     /// Adds what the other host finds.
     fn add_check(
         &mut self,
@@ -158,6 +219,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         return Ok(empty_plan(&description, findings.obstacles));
     }
     let runs = summary.state == MachineState::Running;
+    findings.add_arrival(request.arrival, summary.state);
     if runs && socket.is_none() {
         findings
             .obstacles
@@ -271,17 +333,20 @@ fn moved_configuration(text: &str, disks: &[PlannedDisk]) -> std::result::Result
         let place = DiskPlace {
             path: disk.path.clone(),
             medium: Medium::File,
-            format: "raw".to_owned(),
+            format: disk.format().to_owned(),
         };
         (disk.target.clone(), DiskChange::Place(place))
     };
+    let pulled = disks.iter().filter_map(PlannedDisk::pulled);
     let (variables, disks): (Vec<_>, Vec<_>) = disks.iter().partition(|disk| disk.target == NVRAM);
     let wish = Rewrite {
         disks: disks.into_iter().map(change).collect::<BTreeMap<_, _>>(),
         nvram: variables.first().map(|disk| disk.path.clone()),
         ..Rewrite::moved(Identity::Keep)
     };
-    rewrite(text, &wish).map(|rewritten| rewritten.text)
+    let text = rewrite(text, &wish)?.text;
+    let pulled: Vec<PulledDisk> = pulled.collect();
+    with_pulled_disks(&text, &pulled, RECONNECT_PATIENCE)
 }
 
 fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPlan {

@@ -20,6 +20,8 @@ pub enum MigrationPhase {
     Start,
     /// The machine runs there; the hypervisor here ends its process.
     End,
+    /// The machine runs there; its hypervisor there pulls the disks.
+    Pull,
     /// The hypervisor there defines a machine that is shut off.
     Define,
 }
@@ -33,6 +35,7 @@ impl MigrationPhase {
             Self::Seal => "seal",
             Self::Start => "start",
             Self::End => "end",
+            Self::Pull => "pull",
             Self::Define => "define",
         }
     }
@@ -58,6 +61,19 @@ pub struct MovedDisk {
     pub copy: LiveCopyReport,
 }
 
+/// A disk that was pulled.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PulledDiskReport {
+    /// Its target in the machine.
+    pub target: String,
+    /// Its image at the other host.
+    pub path: PathBuf,
+    /// Its size.
+    pub size_bytes: u64,
+    /// What the other host has read.
+    pub read_bytes: u64,
+}
+
 /// The disks of a plan with the reports of their copies, in the same order.
 pub(crate) fn moved_disks(plan: &MigrationPlan, copies: Vec<LiveCopyReport>) -> Vec<MovedDisk> {
     let moved = plan.disks.iter().zip(copies).map(|(disk, copy)| MovedDisk {
@@ -69,10 +85,12 @@ pub(crate) fn moved_disks(plan: &MigrationPlan, copies: Vec<LiveCopyReport>) -> 
 }
 
 /// The result of a migration.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MigrationReport {
-    /// The disks.
+    /// The disks that were copied.
     pub disks: Vec<MovedDisk>,
+    /// The disks that were pulled.
+    pub pulled: Vec<PulledDiskReport>,
     /// Bytes of memory that were sent.
     pub memory_bytes: u64,
     /// The phases, in order.

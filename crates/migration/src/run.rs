@@ -2,17 +2,19 @@
 
 use std::sync::mpsc::channel;
 
-use holdfast_engine::{Job, MIGRATION_SOCKETS};
+use holdfast_block::error_text;
+use holdfast_engine::{Job, MIGRATION_SOCKETS, PullNote, PullRecord, RecordedDisk};
 use holdfast_live_copy::{ConvergenceOptions, CopyDirector, TrackedSource, Unconverged};
 
 use crate::complete::complete;
 use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{MoveEvent, MoveOutcome, StoppedByHypervisor};
-use crate::error::Result;
-use crate::migration_tools::RunningTools;
+use crate::error::{Error, Result};
+use crate::migration_tools::{MigrationTools, RunningTools};
 use crate::mover::{MoveSetup, Mover};
 use crate::plan::MigrationPlan;
-use crate::report::MigrationReport;
+use crate::post_copy::{ImageUse, PullSource, PulledMachine, pull};
+use crate::report::{MigrationPhase, MigrationReport, PhaseDuration};
 
 /// Moves a machine that runs.
 ///
@@ -23,7 +25,9 @@ pub fn migrate_running(plan: &MigrationPlan, tools: &RunningTools<'_>, job: Job<
     let [hypervisor, onward] = MIGRATION_SOCKETS.map(|name| tools.folder.join(name));
     (tools.forward)(&hypervisor, &plan.far_socket)?;
     (tools.forward)(&onward, &tools.memory_socket)?;
-    let directors: Vec<CopyDirector> = plan.disks.iter().map(|_| CopyDirector::default()).collect();
+    let source = start_source(plan, &tools.common)?;
+    let copied_count = if source.is_some() { 0 } else { plan.disks.len() };
+    let directors: Vec<CopyDirector> = (0..copied_count).map(|_| CopyDirector::default()).collect();
     let outcome = MoveOutcome::default();
     let (events, inbox) = channel();
     let freezer = StoppedByHypervisor {
@@ -31,28 +35,21 @@ pub fn migrate_running(plan: &MigrationPlan, tools: &RunningTools<'_>, job: Job<
     };
     let started = tools.common.clock.now();
     let mut result = std::thread::scope(|scope| {
-        for disk in 0..plan.disks.len() {
-            let events = events.clone();
-            let (outcome, freezer, directors) = (&outcome, &freezer, &directors);
+        for disk in 0..copied_count {
+            let (events, outcome, freezer) = (events.clone(), &outcome, &freezer);
+            let director = &directors[disk];
             scope.spawn(move || {
-                let copied = TrackedSource::open(tools.tracked, disk, freezer).and_then(|source| {
+                let result = Box::new(TrackedSource::open(tools.tracked, disk, freezer).and_then(|source| {
                     let run = DiskRun {
                         disk,
                         source: &source,
-                        convergence: ConvergenceOptions {
-                            frozen_max: tools.frozen_max,
-                            // The rest of the memory, and the start there.
-                            other_frozen: tools.frozen_max / 2,
-                            throttle: tools.throttle,
-                            unconverged: Unconverged::GiveUp,
-                        },
+                        convergence: convergence_options(tools),
                         attempt_count_max: tools.attempt_count_max + 1,
                         outcome,
-                        director: &directors[disk],
+                        director,
                     };
                     copy_disk(plan, &tools.common, &run, &events, job)
-                });
-                let result = Box::new(copied);
+                }));
                 events.send(MoveEvent::Ended { disk, result }).ok();
             });
         }
@@ -65,12 +62,85 @@ pub fn migrate_running(plan: &MigrationPlan, tools: &RunningTools<'_>, job: Job<
             onward: &onward,
             events: events.clone(),
             directors: &directors,
+            source: source.as_ref(),
         };
         Mover::new(setup).run(&inbox, &outcome)
     });
-    if let Ok(report) = &mut result {
-        complete(plan, &tools.common);
-        report.duration = tools.common.clock.now().saturating_sub(started);
+    match &mut result {
+        Ok(report) => {
+            let locked = source.as_ref().map_or(Ok(()), PullSource::lock);
+            complete(plan, &tools.common);
+            if let Some(source) = &source {
+                locked?;
+                pull_disks(plan, source, tools, report, job)?;
+            }
+            report.duration = tools.common.clock.now().saturating_sub(started);
+        }
+        // It may run there.
+        Err(Error::Unresolved { .. }) => {}
+        Err(_) => {
+            if let Some(Err(error)) = source.as_ref().map(PullSource::forget) {
+                tools.common.observer.left(&error_text(&error));
+            }
+        }
     }
     result
+}
+
+fn convergence_options(tools: &RunningTools<'_>) -> ConvergenceOptions {
+    ConvergenceOptions {
+        frozen_max: tools.frozen_max,
+        // The rest of the memory, and the start there.
+        other_frozen: tools.frozen_max / 2,
+        throttle: tools.throttle,
+        unconverged: Unconverged::GiveUp,
+    }
+}
+
+/// Serves the disks that the other host pulls; none if they are copied.
+fn start_source(plan: &MigrationPlan, tools: &MigrationTools<'_>) -> Result<Option<PullSource>> {
+    let pulled = plan.pulled();
+    if pulled.is_empty() {
+        return Ok(None);
+    }
+    let disks = plan.disks.iter().map(|disk| RecordedDisk {
+        disk: disk.target.clone(),
+        path: disk.image.path.clone(),
+        format: disk.image.format.clone(),
+    });
+    let record = PullRecord::new(
+        plan.machine.clone(),
+        plan.uuid.clone(),
+        tools.pull.destination.clone(),
+        disks.collect(),
+    );
+    let note = PullNote::begin(&tools.pull.records, record)?;
+    let images = plan.disks.iter().map(|disk| disk.image.clone());
+    let disks = pulled.into_iter().zip(images).collect();
+    PullSource::start(disks, ImageUse::ByMachine, note, tools).map(Some)
+}
+
+fn pull_disks(
+    plan: &MigrationPlan,
+    source: &PullSource,
+    tools: &RunningTools<'_>,
+    report: &mut MigrationReport,
+    job: Job<'_>,
+) -> Result<()> {
+    let tools = &tools.common;
+    tools.observer.phase(MigrationPhase::Pull);
+    let started = tools.clock.now();
+    // Here, the machine has the reactions to I/O errors that it will have there.
+    let configuration = tools.control.kept_configuration(&plan.uuid)?;
+    let machine = PulledMachine {
+        name: &plan.machine,
+        uuid: &plan.uuid,
+        configuration: &configuration,
+    };
+    report.pulled = pull(&machine, source, tools, job)?;
+    report.phases.push(PhaseDuration {
+        phase: MigrationPhase::Pull,
+        duration: tools.clock.now().saturating_sub(started),
+    });
+    Ok(())
 }

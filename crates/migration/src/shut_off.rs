@@ -108,11 +108,9 @@ impl ShutOffMover<'_> {
                 }
                 Ok(MigrationReport {
                     disks: moved_disks(self.plan, self.copies.into_reports()),
-                    memory_bytes: 0,
                     phases: self.times.times,
-                    stopped: Duration::ZERO,
                     attempt_count: 1,
-                    duration: Duration::ZERO,
+                    ..MigrationReport::default()
                 })
             }
             Err(error) => {

@@ -1,5 +1,6 @@
 //! A host that is reached by a socket, at which it serves: the side of the `migrate` that brings a machine back.
 
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -9,6 +10,7 @@ use crate::error::{Error, Result};
 use crate::far::{FarHost, HostService};
 use crate::forwarded_sockets::ForwardedSockets;
 use crate::request_link::RequestLink;
+use crate::service_link::ServiceLink;
 use crate::streams::join_streams;
 
 /// A host that is reached by a socket. Dropping it deletes the socket, which is used for one migration.
@@ -73,6 +75,21 @@ impl SocketHost {
             }
         };
         self.forwarded.listen(here, &self.name, connect)
+    }
+}
+
+impl ServiceLink for SocketHost {
+    fn join(&self, line: &[u8], stream: UnixStream) -> Result<()> {
+        let opened = UnixStream::connect(&self.socket).and_then(|mut onward| {
+            onward.write_all(line)?;
+            Ok(onward)
+        });
+        let onward = opened.map_err(|error| Error::FarHost {
+            host: self.name.clone(),
+            reason: error.to_string(),
+        })?;
+        join_streams(&stream, &onward);
+        Ok(())
     }
 }
 

@@ -25,9 +25,8 @@ pub(crate) fn forward_bytes(from: &UnixStream, to: &UnixStream) {
     to.shutdown(Shutdown::Write).ok();
 }
 
-/// Forwards bytes between a stream and the standard input and output of a program, until both have ended. Then it kills the
-/// program, if it still runs.
-pub(crate) fn join_program(stream: &UnixStream, mut program: Piped) {
+/// Forwards bytes between a stream and the standard input and output of a program, until both have ended.
+pub(crate) fn join_program(stream: &UnixStream, program: &mut Piped) {
     let Some((input, output)) = program.take_input().zip(program.take_output()) else {
         return;
     };

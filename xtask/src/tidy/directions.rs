@@ -43,7 +43,10 @@ pub(crate) const LEVELS: &[Level] = &[
         "live-copy",
         &["block", "image", "transfer", "repo", "serve", "host", "engine"],
     ),
-    ("migration", &["block", "image", "repo", "host", "engine", "live-copy"]),
+    (
+        "migration",
+        &["block", "image", "repo", "serve", "host", "engine", "live-copy"],
+    ),
     (
         "cli",
         &[

@@ -5,6 +5,7 @@ mod containers;
 mod handovers;
 mod interrupted_files;
 mod kills;
+mod post_copy;
 mod snapshots;
 mod tpm;
 mod two_hosts;

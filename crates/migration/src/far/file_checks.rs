@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use holdfast_host::domain_xml::HostNeeds;
 use holdfast_live_copy::{interrupted_bytes, is_named_early};
 
-use super::CheckRequest;
+use super::overlay_files::is_unused_overlay;
+use super::{CheckRequest, CheckedDisk, DiskForm};
 
 /// Files that the machine needs besides the disks that come.
 pub(super) fn missing_files(needs: &HostNeeds, request: &CheckRequest) -> Vec<String> {
@@ -25,20 +26,26 @@ pub(super) fn missing_files(needs: &HostNeeds, request: &CheckRequest) -> Vec<St
     missing
 }
 
-pub(super) fn no_place(path: &Path) -> Option<String> {
+pub(super) fn no_place(disk: &CheckedDisk) -> Option<String> {
+    let path = &disk.path;
     if !path.is_absolute() {
         return Some(format!("{} is not an absolute path", path.display()));
     }
-    if is_taken(path) {
+    if is_taken_for(path, disk.form) {
         return Some(format!("{} exists there", path.display()));
     }
     let folder = path.parent()?;
     (!folder.is_dir()).then(|| format!("the folder {} does not exist there", folder.display()))
 }
 
-/// Whether a file has this path that is not an interrupted copy.
-pub(super) fn is_taken(path: &Path) -> bool {
-    path.symlink_metadata().is_ok() && !is_named_early(path)
+/// Whether a file has this path that a disk which comes in this form would not replace: an interrupted copy, or an overlay that
+/// nothing has used.
+pub(super) fn is_taken_for(path: &Path, form: DiskForm) -> bool {
+    let is_replaced = match form {
+        DiskForm::Copy => is_named_early(path),
+        DiskForm::Overlay => is_unused_overlay(path),
+    };
+    path.symlink_metadata().is_ok() && !is_replaced
 }
 
 /// The disks that come share the space of their file systems.

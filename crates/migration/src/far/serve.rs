@@ -9,15 +9,16 @@ use holdfast_block::{Clock, error_text};
 use holdfast_engine::{is_memory_socket, store_tpm_state};
 use holdfast_host::domain_xml::HostNeeds;
 use holdfast_host::{
-    Autostart, Description, DiskSource, HypervisorMut, LiveMigration, Machine, MachineDisk, MachineHistory,
-    MachineState, MachineSummary, ProcessorFit, TpmPlace, agent, users_of_file,
+    Autostart, Description, DiskSource, LiveDisks, LiveMigration, Machine, MachineDisk, MachineHistory, MachineState,
+    MachineSummary, ProcessorFit, TpmPlace, agent,
 };
-use holdfast_image::{Format, Image, OpenOptions};
+use holdfast_image::Format;
 use holdfast_live_copy::{name_early, remove_early_name, remove_journal};
 
-use super::file_checks::{is_taken, missing_files, no_place, no_space};
+use super::file_checks::{is_taken_for, missing_files, no_place, no_space};
+use super::file_users::{is_in_use, needs_file, open_disk, verify};
 use super::named_copies::NamedCopies;
-use super::{BACKING, CheckRequest, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM, TpmContent};
+use super::{BACKING, CheckRequest, DiskForm, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM, TpmContent};
 use crate::machine_files::{MachineFiles, own_disks};
 use crate::request_link::serve_requests;
 
@@ -32,9 +33,9 @@ const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 const RELEASE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A hypervisor to which machines can move.
-pub trait MovingHypervisor: HypervisorMut + LiveMigration {}
+pub trait MovingHypervisor: LiveDisks + LiveMigration {}
 
-impl<T: HypervisorMut + LiveMigration> MovingHypervisor for T {}
+impl<T: LiveDisks + LiveMigration> MovingHypervisor for T {}
 
 /// What answers need of their host.
 pub struct FarTools<'a> {
@@ -65,7 +66,7 @@ pub fn serve_far(input: impl std::io::Read, output: impl Write, tools: &FarTools
     })
 }
 
-type Answered = Result<FarAnswer, String>;
+pub(super) type Answered = Result<FarAnswer, String>;
 
 impl FarTools<'_> {
     fn answer(&self, request: FarRequest, named: &mut NamedCopies) -> Answered {
@@ -77,9 +78,8 @@ impl FarTools<'_> {
             }),
             FarRequest::FormerDisks { uuid } => self.former_disks(&uuid),
             FarRequest::FormerFiles { uuid } => self.former_files(&uuid),
-            FarRequest::Path { path } => Ok(FarAnswer::Path {
-                is_free: !is_taken(&path),
-            }),
+            FarRequest::Path { path } => Ok(path_answer(&path, DiskForm::Copy)),
+            FarRequest::OverlayPath { path } => Ok(path_answer(&path, DiskForm::Overlay)),
             FarRequest::Check(request) => self.check(&request),
             FarRequest::NameDisks { paths } => {
                 let answer = for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)));
@@ -89,6 +89,11 @@ impl FarTools<'_> {
                 answer
             }
             FarRequest::UnnameDisks { paths } => for_all(&paths, |path| self.unname(path, named)),
+            FarRequest::MakeOverlays { disks } => self.make_overlays(&disks),
+            FarRequest::DeleteOverlays { paths } => for_all(&paths, |path| self.delete_overlay(path)),
+            FarRequest::PullState { uuid } => self.pull_state(&uuid),
+            FarRequest::Pull { uuid } => self.pull(&uuid),
+            FarRequest::EndPull { uuid, configuration } => self.end_pull(&uuid, &configuration),
             FarRequest::RemoveSocket { path } => remove_socket(&path),
             FarRequest::VerifyDisks { uuid, paths } => for_all(&paths, |path| verify(&uuid, path)),
             FarRequest::State { uuid } => Ok(FarAnswer::State {
@@ -119,18 +124,11 @@ impl FarTools<'_> {
                     Autostart::Off
                 };
                 let completed = self.complete(&uuid, state, autostart);
-                let deleted = obsolete_files.iter().map(|path| self.delete_obsolete(path));
-                let reasons = std::iter::once(completed).chain(deleted).filter_map(Result::err);
-                let reasons: Vec<String> = reasons.collect();
-                if reasons.is_empty() {
-                    Ok(FarAnswer::Done {})
-                } else {
-                    Err(reasons.join("; "))
-                }
+                self.delete_all(&obsolete_files, completed)
             }
             FarRequest::PowerOff { uuid } => {
-                self.hypervisor.power_off(&uuid).map_err(|error| error_text(&error))?;
-                Ok(FarAnswer::Done {})
+                let ended = self.hypervisor.power_off(&uuid);
+                ended.map(|()| FarAnswer::Done {}).map_err(|error| error_text(&error))
             }
             FarRequest::Report { document } => {
                 (self.report)(document);
@@ -168,7 +166,7 @@ impl FarTools<'_> {
         let needs = HostNeeds::of(&request.configuration)?;
         obstacles.extend(self.hypervisor.missing_resources(&needs));
         obstacles.extend(missing_files(&needs, request));
-        obstacles.extend(request.disks.iter().filter_map(|disk| no_place(&disk.path)));
+        obstacles.extend(request.disks.iter().filter_map(no_place));
         obstacles.extend(no_space(request));
         Ok(FarAnswer::Checked { obstacles, notes })
     }
@@ -242,17 +240,33 @@ impl FarTools<'_> {
         if !named.is_complete(path) {
             return Ok(());
         }
-        // The hypervisor here may not have ended its process yet.
-        let until = self.clock.now() + RELEASE_PATIENCE;
-        while is_in_use(path) && self.clock.now() < until {
-            self.clock.sleep(RELEASE_INTERVAL);
-        }
+        self.wait_for_release(path);
         self.delete_obsolete(path)?;
         remove_journal(path).map_err(|error| error_text(&error))
     }
 
+    /// After a migration has failed, the hypervisor here may not have ended its process yet.
+    pub(super) fn wait_for_release(&self, path: &Path) {
+        let until = self.clock.now() + RELEASE_PATIENCE;
+        while is_in_use(path) && self.clock.now() < until {
+            self.clock.sleep(RELEASE_INTERVAL);
+        }
+    }
+
+    /// Deletes former disks after a step. All reasons are reported.
+    fn delete_all(&self, paths: &[PathBuf], step: Result<(), String>) -> Answered {
+        let deleted = paths.iter().map(|path| self.delete_obsolete(path));
+        let reasons = std::iter::once(step).chain(deleted).filter_map(Result::err);
+        let reasons: Vec<String> = reasons.collect();
+        if reasons.is_empty() {
+            Ok(FarAnswer::Done {})
+        } else {
+            Err(reasons.join("; "))
+        }
+    }
+
     /// Deletes a file that nothing uses any more.
-    fn delete_obsolete(&self, path: &Path) -> Result<(), String> {
+    pub(super) fn delete_obsolete(&self, path: &Path) -> Result<(), String> {
         let kept = |reason: &str| Err(format!("{} is kept: {reason}", path.display()));
         let found = match path.symlink_metadata() {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -287,7 +301,7 @@ impl FarTools<'_> {
         }
     }
 
-    fn state(&self, uuid: &str) -> Result<FarState, String> {
+    pub(super) fn state(&self, uuid: &str) -> Result<FarState, String> {
         let Some(machine) = self.machine(uuid)? else {
             return Ok(FarState::Absent);
         };
@@ -379,33 +393,10 @@ fn former_variables(former: &Description) -> Option<FormerDisk> {
     })
 }
 
-fn open_disk(path: &Path, format: Option<Format>) -> holdfast_image::Result<Image> {
-    let options = OpenOptions {
-        format,
-        ..OpenOptions::default()
-    };
-    holdfast_image::open(path, &options)
-}
-
-fn is_in_use(path: &Path) -> bool {
-    let users = users_of_file(path);
-    !users.found.is_empty() || !users.is_complete
-}
-
-/// Whether a disk is this file, or its image depends on it. An image that cannot be read may.
-fn needs_file(disk: &MachineDisk, found: &std::fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let (DiskSource::File(path) | DiskSource::Device(path)) = &disk.source else {
-        return false;
-    };
-    let Ok(image) = open_disk(path, disk.format.as_deref().and_then(Format::from_name)) else {
-        return true;
-    };
-    let is_it = |file: &PathBuf| {
-        let file = file.metadata();
-        file.is_ok_and(|file| (file.dev(), file.ino()) == (found.dev(), found.ino()))
-    };
-    image.layers().iter().any(|layer| layer.files().iter().any(is_it))
+fn path_answer(path: &Path, form: DiskForm) -> FarAnswer {
+    FarAnswer::Path {
+        is_free: !is_taken_for(path, form),
+    }
 }
 
 fn for_all(paths: &[PathBuf], work: impl Fn(&Path) -> Result<(), String>) -> Answered {
@@ -422,19 +413,4 @@ fn remove_socket(path: &Path) -> Answered {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(format!("{}: {error}", path.display())),
         _ => Ok(FarAnswer::Done {}),
     }
-}
-
-/// Whether the QEMU of a machine has a file open. A copy into a file that it does not use would be of no use.
-fn verify(uuid: &str, path: &Path) -> Result<(), String> {
-    let users = users_of_file(path);
-    let is_its = |arguments: &[String]| arguments.iter().any(|word| word == uuid);
-    if users.found.iter().any(|process| is_its(&process.arguments)) {
-        return Ok(());
-    }
-    let reason = if users.is_complete {
-        "its hypervisor has another file open"
-    } else {
-        "which files its hypervisor has open is not visible: holdfast must run as root there"
-    };
-    Err(format!("{}: {reason}", path.display()))
 }

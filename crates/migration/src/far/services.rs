@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use holdfast_engine::is_memory_socket;
+use holdfast_engine::{is_disk_socket, is_memory_socket};
 use holdfast_live_copy::{ByteStream, ReceiveTools, TargetScope, serve_receiver};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
+use super::disk_socket::DiskSocket;
 use super::serve::{FarTools, serve_far};
 use crate::streams::{copy_bytes, join_streams};
 
@@ -40,6 +41,9 @@ pub(crate) enum HostService {
     Disk { version: u32 },
     /// The bytes of a socket: that of the hypervisor, or one for memory.
     Socket { version: u32, path: PathBuf },
+    /// One client of the new socket, for a disk that is pulled. A byte 0 comes when the socket exists, and another one when the
+    /// client has connected.
+    Client { version: u32, path: PathBuf },
 }
 
 impl HostService {
@@ -57,6 +61,13 @@ impl HostService {
 
     pub(crate) fn of_socket(path: &Path) -> Self {
         Self::Socket {
+            version: VERSION,
+            path: path.to_owned(),
+        }
+    }
+
+    pub(crate) fn client_of(path: &Path) -> Self {
+        Self::Client {
             version: VERSION,
             path: path.to_owned(),
         }
@@ -104,6 +115,10 @@ pub trait HostRequests: Sync {
     fn hypervisor_socket(&self) -> Option<PathBuf> {
         None
     }
+    /// The user and group that may connect to the sockets of disks; none if they are those of this process.
+    fn user_of_machines(&self) -> Option<(u32, u32)> {
+        None
+    }
 }
 
 /// What requests are about.
@@ -136,6 +151,10 @@ impl HostRequests for FarTools<'_> {
 
     fn hypervisor_socket(&self) -> Option<PathBuf> {
         self.hypervisor.socket()
+    }
+
+    fn user_of_machines(&self) -> Option<(u32, u32)> {
+        self.hypervisor.user_of_machines().ok().flatten()
     }
 }
 
@@ -247,6 +266,14 @@ impl HostServices<'_> {
                 join_streams(stream, &onward);
                 Ok(())
             }
+            HostService::Client { version: VERSION, path } => {
+                if !is_disk_socket(&path) {
+                    let reason = format!("{} is not a socket of a disk", path.display());
+                    return Err(std::io::Error::other(reason));
+                }
+                let socket = DiskSocket::bind(path, self.requests.user_of_machines())?;
+                socket.serve_one(stream)
+            }
             _ => Err(other_version()),
         }
     }
@@ -281,7 +308,7 @@ mod tests {
             theirs.read_exact(&mut more).unwrap();
             assert_eq!(&more, b"more");
         }
-        assert_eq!(lines.lines().count(), 4);
+        assert_eq!(lines.lines().count(), 5);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use holdfast_live_copy::Seed;
 
 use super::Findings;
 use super::places::{
-    CopiedForm, DiskName, DiskPlaces, PlannedDisk, family_of, moving_disks, planned_variables, unknown_seeds,
+    DiskName, DiskPlaces, MovingForm, PlannedDisk, family_of, moving_disks, planned_variables, unknown_seeds,
 };
 use crate::error::Result;
 use crate::far::NVRAM;
@@ -50,7 +50,7 @@ pub(super) fn plan_files(
     let mut moved = found.moved(&new_paths);
     for (file, disk) in found.files.iter().zip(&mut disks) {
         match new_backing_name(file, &disk.path, &moved) {
-            Ok(backing_name) => disk.form = CopiedForm::File { backing_name },
+            Ok(backing_name) => disk.form = MovingForm::File { backing_name },
             Err(reason) => findings.obstacles.push(reason),
         }
         // What opens here can be copied later.
@@ -113,7 +113,7 @@ fn planned_file(
             path: file.path.clone(),
             format: Some("raw".to_owned()),
         },
-        form: CopiedForm::File { backing_name: None },
+        form: MovingForm::File { backing_name: None },
     })
 }
 

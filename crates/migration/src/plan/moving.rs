@@ -8,7 +8,7 @@ use holdfast_host::{Description, MachineHistory, MachineState, SnapshotDescripti
 
 use super::files::plan_files;
 use super::places::{DiskPlaces, PlannedDisk, plan_disks};
-use super::{Findings, PlanRequest, unreadable};
+use super::{DiskArrival, Findings, PlanRequest, unreadable};
 use crate::error::Result;
 use crate::far::FormerDisk;
 use crate::image_file::ImageFile;
@@ -50,7 +50,11 @@ impl Moving {
             folder,
             former: &former,
             seeds: &request.seeds,
-            is_free: &|path| request.far.is_free(path),
+            arrival: request.arrival,
+            is_free: &|path| match request.arrival {
+                DiskArrival::BeforeStart => request.far.is_free(path),
+                DiskArrival::AfterStart { .. } => request.far.is_free_for_overlay(path),
+            },
         };
         if !history.is_empty() {
             let moving = Self::with_history(description, &history, &places, findings)?;

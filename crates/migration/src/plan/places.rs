@@ -3,16 +3,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use holdfast_block::{BlockDevice, FileDevice, IoMode};
+use holdfast_block::{BlockDevice, FileDevice, IoMode, error_text};
+use holdfast_engine::disk_socket;
+use holdfast_host::domain_xml::PulledDisk;
 use holdfast_host::qemu::disks;
 use holdfast_host::{Description, DiskKind, DiskSource, Machine, MachineDisk, MachineState};
 use holdfast_image::RenamedBacking;
 use holdfast_live_copy::Seed;
 
 use crate::error::Result;
-use crate::far::{CheckedDisk, FormerDisk, NVRAM};
+use crate::far::{CheckedDisk, DiskForm, FormerDisk, NVRAM};
 use crate::image_file::ImageFile;
-use crate::plan::{Findings, monitor_failed};
+use crate::plan::{DiskArrival, Findings, monitor_failed};
 
 /// A disk that moves.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,35 +29,61 @@ pub struct PlannedDisk {
     pub seed: Option<Seed>,
     /// Where it is here.
     pub image: ImageFile,
-    /// Whether its content or its file is copied.
-    pub form: CopiedForm,
+    /// What moves, and into what.
+    pub form: MovingForm,
 }
 
-/// Whether the content of a disk or its file is copied.
+/// What moves of a disk, and into what.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum CopiedForm {
-    /// Its content, to a raw file.
+pub enum MovingForm {
+    /// Its content is copied to a raw file.
     Content,
-    /// The file as it is, except for the name of the backing file, if one is given.
+    /// The file is copied as it is, except for the name of the backing file, if one is given.
     File {
         /// The name that the copy has for its backing file.
         backing_name: Option<String>,
     },
+    /// Its content is pulled into a qcow2 image while the machine runs there.
+    Overlay {
+        /// The socket there at which the hypervisor reads it.
+        socket: PathBuf,
+    },
 }
 
 impl PlannedDisk {
+    /// The format of the image there.
+    pub(super) fn format(&self) -> &'static str {
+        match self.form {
+            MovingForm::Overlay { .. } => "qcow2",
+            _ => "raw",
+        }
+    }
+
+    /// How it is pulled; none if it is copied.
+    pub(crate) fn pulled(&self) -> Option<PulledDisk> {
+        let MovingForm::Overlay { socket } = &self.form else {
+            return None;
+        };
+        Some(PulledDisk {
+            target: self.target.clone(),
+            path: self.path.clone(),
+            socket: socket.clone(),
+            export: self.target.clone(),
+        })
+    }
+
     /// Opens the content or the file for a copy. The machine is shut off.
     pub(crate) fn open(&self) -> Result<Box<dyn BlockDevice>> {
         match &self.form {
-            CopiedForm::Content => self
+            MovingForm::Content | MovingForm::Overlay { .. } => self
                 .image
                 .open_at_rest()
                 .map(|image| Box::new(image) as Box<dyn BlockDevice>),
-            CopiedForm::File { backing_name: None } => {
+            MovingForm::File { backing_name: None } => {
                 let file = FileDevice::open(&self.image.path, IoMode::Buffered);
                 Ok(Box::new(file.map_err(holdfast_engine::Error::from)?))
             }
-            CopiedForm::File {
+            MovingForm::File {
                 backing_name: Some(name),
             } => {
                 let file = RenamedBacking::open(&self.image.path, name);
@@ -79,6 +107,14 @@ pub(super) fn plan_disks(
     let mut planned = planned_disks(&moving, places, &mut findings.notes)?;
     if description.summary.state == MachineState::Running {
         set_sizes(machine, &moving, &mut planned, &mut findings.obstacles)?;
+        if let DiskArrival::AfterStart { run } = places.arrival {
+            for (number, disk) in planned.iter_mut().enumerate() {
+                disk.form = MovingForm::Overlay {
+                    socket: disk_socket(run, number),
+                };
+                findings.obstacles.extend(not_served(disk));
+            }
+        }
     } else {
         planned.extend(planned_variables(description, places, &mut findings.notes)?);
         for disk in &mut planned {
@@ -87,6 +123,22 @@ pub(super) fn plan_disks(
     }
     findings.obstacles.extend(unknown_seeds(places.seeds, &planned));
     Ok(planned)
+}
+
+/// Why a disk cannot be pulled while the machine runs there.
+fn not_served(disk: &PlannedDisk) -> Option<String> {
+    if let Err(error) = disk.image.open() {
+        return Some(format!("disk {} cannot be read: {}", disk.target, error_text(&error)));
+    }
+    // When QEMU has given its image up is seen by its locks.
+    match disk.image.is_open_for_writing() {
+        Ok(true) => None,
+        Ok(false) => Some(format!(
+            "QEMU has not locked {}, so the time at which it no longer writes there is not known: migrate it without --post-copy",
+            disk.image.path.display()
+        )),
+        Err(error) => Some(error_text(&error)),
+    }
 }
 
 /// Why seeds of the user are of no use.
@@ -126,6 +178,8 @@ pub(super) struct DiskPlaces<'a> {
     pub(super) folder: &'a Path,
     pub(super) former: &'a [FormerDisk],
     pub(super) seeds: &'a BTreeMap<String, PathBuf>,
+    /// When the disks are complete there.
+    pub(super) arrival: DiskArrival,
     /// Whether no file has a path there.
     pub(super) is_free: &'a dyn Fn(&Path) -> Result<bool>,
 }
@@ -226,6 +280,7 @@ pub(super) fn family_of<'s>(stem: &'s str, machine: &str) -> &'s str {
 
 fn planned_disks(moving: &[MachineDisk], places: &DiskPlaces<'_>, notes: &mut Vec<String>) -> Result<Vec<PlannedDisk>> {
     let mut planned: Vec<PlannedDisk> = Vec::new();
+    let is_pulled = matches!(places.arrival, DiskArrival::AfterStart { .. });
     for disk in moving {
         let (DiskSource::File(path) | DiskSource::Device(path)) = &disk.source else {
             continue;
@@ -235,18 +290,18 @@ fn planned_disks(moving: &[MachineDisk], places: &DiskPlaces<'_>, notes: &mut Ve
             path: {
                 let name = DiskName {
                     stem: &stem_of(places.machine, disk),
-                    extension: ".raw",
+                    extension: if is_pulled { ".qcow2" } else { ".raw" },
                     target: &disk.target,
                 };
                 places.free_disk_path(&name, &planned, notes)?
             },
             size_bytes: 0,
-            seed: places.seed(&disk.target),
+            seed: places.seed(&disk.target).filter(|_| !is_pulled),
             image: ImageFile {
                 path: path.clone(),
                 format: disk.format.clone(),
             },
-            form: CopiedForm::Content,
+            form: MovingForm::Content,
         });
     }
     Ok(planned)
@@ -278,7 +333,7 @@ pub(super) fn planned_variables(
             path: path.clone(),
             format: Some("raw".to_owned()),
         },
-        form: CopiedForm::Content,
+        form: MovingForm::Content,
     }))
 }
 
@@ -316,6 +371,10 @@ pub(super) fn checked_disk(disk: &PlannedDisk) -> CheckedDisk {
         path: disk.path.clone(),
         size_bytes: disk.size_bytes,
         expected_bytes: allocated_bytes(disk),
+        form: match disk.form {
+            MovingForm::Content | MovingForm::File { .. } => DiskForm::Copy,
+            MovingForm::Overlay { .. } => DiskForm::Overlay,
+        },
     }
 }
 
@@ -339,7 +398,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
 
-    use super::{CopiedForm, DiskName, DiskPlaces, ImageFile, PlannedDisk};
+    use super::{DiskArrival, DiskName, DiskPlaces, ImageFile, MovingForm, PlannedDisk};
     use crate::far::FormerDisk;
 
     fn former(disk: &str, path: &str) -> FormerDisk {
@@ -360,7 +419,7 @@ mod tests {
                 path: "/here/web1.raw".into(),
                 format: None,
             },
-            form: CopiedForm::Content,
+            form: MovingForm::Content,
         }
     }
 
@@ -373,6 +432,7 @@ mod tests {
             folder: Path::new("/srv"),
             former,
             seeds: &none,
+            arrival: DiskArrival::BeforeStart,
             is_free: &is_free,
         };
         let (mut disks, mut notes) = (Vec::new(), Vec::new());
@@ -432,6 +492,7 @@ mod tests {
             folder: Path::new("/srv"),
             former: &former,
             seeds: &seeds,
+            arrival: DiskArrival::BeforeStart,
             is_free: &|_| Ok(true),
         };
         let seed = |target| places.seed(target).map(|seed| (seed.path, seed.format));

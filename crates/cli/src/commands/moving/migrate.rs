@@ -1,10 +1,12 @@
 //! `holdfast migrate`: moves a machine to another host, also while it runs.
 
+mod advice;
 mod container;
 mod container_report;
 mod other_host;
 mod repeat;
 mod report;
+mod shown_move;
 mod undo;
 
 use std::collections::BTreeMap;
@@ -14,33 +16,30 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_block::error_text;
-use holdfast_engine::{Job, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine, memory_socket};
-use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, MachineState};
-use holdfast_live_copy::{CopyWarning, Forecast, ThrottlePolicy};
+use holdfast_engine::{Job, PullNote, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine, memory_socket};
+use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, Machine, MachineState};
+use holdfast_live_copy::ThrottlePolicy;
 use holdfast_migration::{
-    CopyEvents, Error as MigrationError, FormerDisks, IncompleteMemory, MigrationObserver, MigrationPhase,
-    MigrationPlan, MigrationReport, MigrationTools, PlanRequest, RunningTools, migrate_running, migrate_shut_off, plan,
+    DiskArrival, FormerDisks, IncompleteMemory, MigrationPlan, MigrationReport, MigrationTools, PlanRequest, PullTools,
+    RunningTools, migrate_running, migrate_shut_off, plan, resume_pull,
 };
 use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
 
-use super::copy_advice::copy_error;
 use super::far::{MoveRoute, MoveTarget, SendingArgs, program};
-use super::live_copy::events::{RoundDisplay, round_text, warning_text};
 use super::live_copy::parse_time;
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
-use crate::errors::{Error, Kind};
+use crate::errors::Error;
 use crate::exit::Exit;
 use crate::machines::{MachineWord, connect_libvirt, libvirt_address, runs};
-use crate::output::Console;
 use crate::process::time;
-use crate::units;
+use advice::migration_error;
 use container::ContainerMoveArgs;
 use other_host::OtherHost;
 use report::{Migrated, MigrationPlanned};
+use shown_move::ShownMove;
 use undo::Returned;
 
 /// How long a machine may be stopped unless the user says otherwise.
@@ -110,6 +109,9 @@ struct RunningArgs {
     /// Migrate an emulated machine although its QEMU is older than 9.0, and may lose what it writes to memory meanwhile
     #[arg(long)]
     accept_incomplete_memory: bool,
+    /// Start it there at once, and pull its disks while it runs there; until they are complete, it needs this host
+    #[arg(long, conflicts_with_all = ["seed", "repeat"])]
+    post_copy: bool,
 }
 
 impl RunningArgs {
@@ -248,6 +250,10 @@ impl MigrateArgs {
         };
         let watched = connections.watching.machine(&self.machine);
         let watched = watched.map_err(holdfast_engine::Error::from)?;
+        if let Some(moved) = self.resume_pull(target, &*watched, &connections, other, context)? {
+            return Ok(Some(moved));
+        }
+        let run = runs::new_run()?;
         let plan = plan(&PlanRequest {
             hypervisor: &connections.control,
             machine: &*watched,
@@ -258,6 +264,11 @@ impl MigrateArgs {
                 IncompleteMemory::Accept
             } else {
                 IncompleteMemory::Refuse
+            },
+            arrival: if self.running.post_copy {
+                DiskArrival::AfterStart { run }
+            } else {
+                DiskArrival::BeforeStart
             },
             clock: &**context.clock(),
         })
@@ -271,10 +282,33 @@ impl MigrateArgs {
         }
         plan.require_no_obstacles().map_err(migration_error)?;
         let report = match plan.state {
-            MachineState::Running => self.move_running(&plan, &connections, other, context)?,
+            MachineState::Running => self.move_running(&plan, run, &connections, other, context)?,
             _ => self.move_shut_off(&plan, &connections, other, context)?,
         };
-        Ok(Some(Migrated::new(&plan, target, &report)))
+        Ok(Some(Migrated::new(&plan.machine, plan.state, target, &report)))
+    }
+
+    /// Continues a migration with `--post-copy` that was interrupted after the machine had started there; none if it is not that.
+    fn resume_pull(
+        &self,
+        target: &MoveTarget,
+        machine: &dyn Machine,
+        connections: &Connections,
+        other: &OtherHost,
+        context: &Context,
+    ) -> Result<Option<Migrated>, Error> {
+        let summary = machine.describe().map_err(holdfast_engine::Error::from)?.summary;
+        if summary.state != MachineState::ShutOff || self.dry_run {
+            return Ok(None);
+        }
+        let Some(note) = PullNote::find(&runs::pulls_folder(context), &summary.uuid)? else {
+            return Ok(None);
+        };
+        let observer = ShownMove::of_pull(context);
+        let tools = self.common_tools(connections, other, &observer, context);
+        let report = context.work(1, |job| Ok(resume_pull(note, &tools, job)))?;
+        let report = report.map_err(migration_error)?;
+        Ok(report.map(|report| Migrated::new(&summary.name, MachineState::Running, target, &report)))
     }
 
     /// The first option that was given, and applies to machines only.
@@ -285,6 +319,7 @@ impl MigrateArgs {
             (self.repeat.is_some(), "--repeat"),
             (self.running.throttle, "--throttle"),
             (self.running.accept_incomplete_memory, "--accept-incomplete-memory"),
+            (self.running.post_copy, "--post-copy"),
         ];
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
     }
@@ -309,6 +344,11 @@ impl MigrateArgs {
             far: &other.far,
             reach_far_again: &*other.reach_again,
             connector: Arc::clone(&other.connector),
+            pull: PullTools {
+                link: Arc::clone(&other.link),
+                records: runs::pulls_folder(context),
+                destination: other.address.clone(),
+            },
             former_disks: if self.delete_former {
                 FormerDisks::Delete
             } else {
@@ -336,14 +376,29 @@ impl MigrateArgs {
         moved.map_err(migration_error)
     }
 
+    /// The disks whose writes are recorded: those that are copied.
+    fn tracked_disks(&self, plan: &MigrationPlan, machine: &dyn Machine) -> Result<DiskChoice, Error> {
+        if self.running.post_copy {
+            let description = machine.describe().map_err(holdfast_engine::Error::from)?;
+            return Ok(DiskChoice {
+                include: Vec::new(),
+                exclude: description.disks.into_iter().map(|disk| disk.target).collect(),
+            });
+        }
+        Ok(DiskChoice {
+            include: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
+            exclude: Vec::new(),
+        })
+    }
+
     fn move_running(
         &self,
         plan: &MigrationPlan,
+        run: u32,
         connections: &Connections,
         other: &OtherHost,
         context: &Context,
     ) -> Result<MigrationReport, Error> {
-        let run = runs::new_run()?;
         let way = connections.way_to(&plan.machine);
         let journal = runs::journal(context, &way);
         let watchdog = runs::watchdog(way, run, journal.as_ref())?;
@@ -352,10 +407,7 @@ impl MigrateArgs {
         let request = TrackRequest {
             machine: &*tracked_machine,
             run,
-            choice: DiskChoice {
-                include: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
-                exclude: Vec::new(),
-            },
+            choice: self.tracked_disks(plan, &*watched)?,
             runtime: context.runtime_folder(),
             journal,
             patience: Duration::ZERO,
@@ -386,107 +438,6 @@ impl MigrateArgs {
             Ok(moved)
         })?;
         moved.map_err(migration_error)
-    }
-}
-
-/// Prints what happens.
-struct ShownMove<'a> {
-    console: &'a Console,
-    targets: Vec<String>,
-    rounds: RoundDisplay,
-}
-
-impl<'a> ShownMove<'a> {
-    fn new(plan: &MigrationPlan, context: &'a Context) -> Self {
-        Self {
-            console: context.console(),
-            targets: plan.disks.iter().map(|disk| disk.target.clone()).collect(),
-            rounds: match plan.state {
-                MachineState::Running => RoundDisplay::Shown,
-                _ => RoundDisplay::Hidden,
-            },
-        }
-    }
-
-    fn target(&self, disk: usize) -> &str {
-        self.targets.get(disk).map_or("", String::as_str)
-    }
-}
-
-impl CopyEvents for ShownMove<'_> {
-    fn round(&self, disk: usize, forecast: &Forecast) {
-        if self.rounds == RoundDisplay::Hidden {
-            return;
-        }
-        self.console
-            .note(&format!("{}: {}", self.target(disk), round_text(forecast)));
-    }
-
-    fn warning(&self, disk: usize, warning: CopyWarning) {
-        self.console
-            .warning(&format!("{}: {}", self.target(disk), warning_text(warning)));
-    }
-}
-
-impl MigrationObserver for ShownMove<'_> {
-    fn phase(&self, phase: MigrationPhase) {
-        self.console.note(match phase {
-            MigrationPhase::Disks => "copying the disks",
-            MigrationPhase::Memory => "sending the memory; the disks continue",
-            MigrationPhase::Seal | MigrationPhase::Start | MigrationPhase::End | MigrationPhase::Define => {
-                "the disks are complete there"
-            }
-        });
-    }
-
-    fn stopped_too_long(&self, stopped: Duration) {
-        self.console.warning(&format!(
-            "the machine was stopped for {}, longer than permitted, and runs here again; the migration continues",
-            units::duration(stopped)
-        ));
-    }
-
-    fn guest_slowed(&self, percent: u64) {
-        self.console.warning(&format!(
-            "the guest changes its memory faster than it can be sent; its processors are slowed by {percent} %"
-        ));
-    }
-
-    fn left(&self, reason: &str) {
-        self.console.warning(reason);
-    }
-}
-
-/// The advice on errors of a migration.
-fn migration_error(error: MigrationError) -> Error {
-    let text = error_text(&error);
-    let refused = |kind, hint: &'static str| Error::refused(kind, text.clone(), hint);
-    match error {
-        MigrationError::Engine(error) => (*error).into(),
-        MigrationError::Disk { source, .. } => copy_error(*source),
-        MigrationError::FarHost { .. } => refused(
-            Kind::Io,
-            "install libvirt there, and holdfast, where ssh or the --connect-command finds it; the machine stays here",
-        ),
-        MigrationError::Obstacles { .. } => refused(Kind::Refused, "remove these obstacles; nothing was changed"),
-        MigrationError::FrozenTooLong { .. } => refused(
-            Kind::Refused,
-            "permit more time with --max-frozen, or migrate it when it does less; the same command continues",
-        ),
-        MigrationError::MemoryChangesTooFast { .. } => refused(
-            Kind::Refused,
-            "slow it with --throttle, permit more time with --max-frozen, or migrate it when it does less; the machine runs here",
-        ),
-        MigrationError::Unresolved { .. } => refused(
-            Kind::Io,
-            "look at both hosts with 'virsh list --all': it must run at one of them only; both have its disks as they were \
-             when it was stopped",
-        ),
-        MigrationError::Ended { .. } => refused(Kind::Refused, "start it, and migrate it again"),
-        _ => refused(
-            Kind::Io,
-            "the machine runs here, and the same command continues the copies of its disks",
-        ),
     }
 }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use holdfast_host::{LocalTools, StreamTools};
 use holdfast_live_copy::{Connector, ProgramConnector};
-use holdfast_migration::{CommandHost, Error as MigrationError, FarHost, SocketHost};
+use holdfast_migration::{CommandHost, Error as MigrationError, FarHost, ServiceLink, ServiceProgram, SocketHost};
 use rustix::process::{Signal, getpid, kill_process};
 
 use super::super::far::{MoveRoute, MoveTarget};
-use super::{MigrateArgs, migration_error};
+use super::MigrateArgs;
+use super::advice::migration_error;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::machines::datasets::TOOL_TIME_OUT;
@@ -21,10 +22,13 @@ type FarStarter = dyn Fn() -> Result<FarHost, MigrationError> + Sync;
 
 /// A host that can be asked, that receives disks, and whose sockets can be reached.
 pub(super) struct OtherHost {
+    /// As the user has written it.
+    pub(super) address: String,
     pub(super) far: FarHost,
     pub(super) reach_again: Box<FarStarter>,
     pub(super) connector: Arc<dyn Connector>,
     pub(super) forward: Box<SocketForwarder>,
+    pub(super) link: Arc<dyn ServiceLink>,
 }
 
 impl OtherHost {
@@ -38,8 +42,11 @@ impl OtherHost {
                 let streams: Arc<dyn StreamTools> = Arc::clone(&ssh) as _;
                 let clock = Arc::clone(context.clock());
                 let host = far.host().to_owned();
+                let link = ServiceProgram::of_host(Arc::clone(&streams), &args.connect_there, Arc::clone(&clock));
                 Ok(Self {
+                    address: target.to_string(),
                     far,
+                    link: Arc::new(link),
                     reach_again: Box::new(start),
                     connector: Arc::new(ProgramConnector::new(streams, "holdfast".to_owned(), clock)),
                     forward: Box::new(move |here, there| {
@@ -55,7 +62,9 @@ impl OtherHost {
                 let host = Arc::new(command_host(command, context));
                 let reached = Arc::clone(&host);
                 Ok(Self {
+                    address: target.to_string(),
                     far: host.far().map_err(migration_error)?,
+                    link: Arc::new(host.program()),
                     reach_again: Box::new(move || reached.far()),
                     connector: Arc::new(host.connector().map_err(migration_error)?),
                     forward: Box::new(move |here, there| host.forward(here, there)),
@@ -66,7 +75,9 @@ impl OtherHost {
                 let host = Arc::new(SocketHost::new(path.clone(), name.clone()));
                 let reached = Arc::clone(&host);
                 Ok(Self {
+                    address: target.to_string(),
                     far: host.far().map_err(migration_error)?,
+                    link: Arc::clone(&host) as _,
                     reach_again: Box::new(move || reached.far()),
                     connector: Arc::new(host.connector()),
                     forward: Box::new(move |here, there| host.forward(here, there)),

@@ -25,7 +25,10 @@ pub(super) struct Migrated {
     destination: Option<String>,
     /// `running` or `shut-off`.
     state: String,
+    /// Those that were copied.
     disks: Vec<MovedDiskDocument>,
+    /// Those that were pulled while it ran at its destination.
+    pulled_disks: Vec<PulledDiskDocument>,
     memory_bytes: u64,
     attempts: u32,
     /// From the stop of the machine until its hypervisor has reported that it runs there.
@@ -51,13 +54,29 @@ struct MovedDiskDocument {
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
+struct PulledDiskDocument {
+    disk: String,
+    path: String,
+    size_bytes: u64,
+    /// What the destination has read.
+    read_bytes: u64,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct MovePhaseDocument {
     pub(super) phase: String,
     pub(super) duration_us: u64,
 }
 
 impl Migrated {
-    pub(super) fn new(plan: &MigrationPlan, target: &MoveTarget, report: &MigrationReport) -> Self {
+    /// The machine was in this state before.
+    pub(super) fn new(machine: &str, state: MachineState, target: &MoveTarget, report: &MigrationReport) -> Self {
+        let pulled = report.pulled.iter().map(|disk| PulledDiskDocument {
+            disk: disk.target.clone(),
+            path: disk.path.display().to_string(),
+            size_bytes: disk.size_bytes,
+            read_bytes: disk.read_bytes,
+        });
         let disks = report.disks.iter().map(|disk| MovedDiskDocument {
             disk: disk.target.clone(),
             path: disk.path.display().to_string(),
@@ -75,11 +94,12 @@ impl Migrated {
         });
         Self {
             dry_run: false,
-            machine: plan.machine.clone(),
+            machine: machine.to_owned(),
             source: None,
             destination: Some(target.to_string()),
-            state: state_word(plan).to_owned(),
+            state: state_word(state).to_owned(),
             disks: disks.collect(),
+            pulled_disks: pulled.collect(),
             memory_bytes: report.memory_bytes,
             attempts: report.attempt_count,
             stopped_us: units::micros(report.stopped),
@@ -99,6 +119,54 @@ impl Migrated {
 
     pub(super) fn phases(&self) -> &[MovePhaseDocument] {
         &self.phases
+    }
+}
+
+impl Migrated {
+    fn copied_table(&self) -> Table {
+        let mut table = Table::new([
+            Column::text("DISK"),
+            Column::number("SIZE"),
+            Column::number("DATA"),
+            Column::number("SENT"),
+            Column::number("ROUNDS"),
+            Column::number("LAST"),
+            Column::number("LAST PASS"),
+            Column::number("SEAL"),
+            Column::text("PATH"),
+        ]);
+        for disk in &self.disks {
+            table.row([
+                disk.disk.clone(),
+                units::bytes(disk.size_bytes),
+                units::bytes(disk.uncompressed_bytes),
+                units::bytes(disk.sent_bytes),
+                disk.rounds.to_string(),
+                units::bytes(disk.last_bytes),
+                milliseconds(disk.last_pass_us),
+                milliseconds(disk.seal_us),
+                disk.path.clone(),
+            ]);
+        }
+        table
+    }
+
+    fn pulled_table(&self) -> Table {
+        let mut table = Table::new([
+            Column::text("DISK"),
+            Column::number("SIZE"),
+            Column::number("READ"),
+            Column::text("PATH"),
+        ]);
+        for disk in &self.pulled_disks {
+            table.row([
+                disk.disk.clone(),
+                units::bytes(disk.size_bytes),
+                units::bytes(disk.read_bytes),
+                disk.path.clone(),
+            ]);
+        }
+        table
     }
 }
 
@@ -135,37 +203,18 @@ impl Report for Migrated {
             place(&self.destination),
             place(&self.source)
         ));
-        let mut table = Table::new([
-            Column::text("DISK"),
-            Column::number("SIZE"),
-            Column::number("DATA"),
-            Column::number("SENT"),
-            Column::number("ROUNDS"),
-            Column::number("LAST"),
-            Column::number("LAST PASS"),
-            Column::number("SEAL"),
-            Column::text("PATH"),
-        ]);
-        for disk in &self.disks {
-            table.row([
-                disk.disk.clone(),
-                units::bytes(disk.size_bytes),
-                units::bytes(disk.uncompressed_bytes),
-                units::bytes(disk.sent_bytes),
-                disk.rounds.to_string(),
-                units::bytes(disk.last_bytes),
-                milliseconds(disk.last_pass_us),
-                milliseconds(disk.seal_us),
-                disk.path.clone(),
-            ]);
+        if !self.disks.is_empty() || self.pulled_disks.is_empty() {
+            page.table(&self.copied_table());
         }
-        page.table(&table);
+        if !self.pulled_disks.is_empty() {
+            page.table(&self.pulled_table());
+        }
         let mut table = Table::new([Column::text("PHASE"), Column::number("TIME")]);
         for phase in &self.phases {
             table.row([phase.phase.clone(), milliseconds(phase.duration_us)]);
         }
         page.table(&table);
-        if runs {
+        if runs && self.attempts > 0 {
             page.line(&format!(
                 "stopped for {}; {} of memory sent",
                 milliseconds(self.stopped_us),
@@ -177,8 +226,8 @@ impl Report for Migrated {
 
 const RUNNING: &str = "running";
 
-fn state_word(plan: &MigrationPlan) -> &'static str {
-    match plan.state {
+fn state_word(state: MachineState) -> &'static str {
+    match state {
         MachineState::Running => RUNNING,
         MachineState::Paused => "paused",
         MachineState::ShutOff => "shut-off",
@@ -224,7 +273,7 @@ impl MigrationPlanned {
             dry_run: true,
             machine: plan.machine.clone(),
             destination: target.to_string(),
-            state: state_word(plan),
+            state: state_word(plan.state),
             disks: disks.collect(),
             obstacles: plan.obstacles.clone(),
             notes: plan.notes.clone(),

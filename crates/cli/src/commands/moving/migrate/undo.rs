@@ -70,6 +70,7 @@ impl MigrateArgs {
         let flags = [
             (self.running.throttle, "--throttle"),
             (self.running.accept_incomplete_memory, "--accept-incomplete-memory"),
+            (self.running.post_copy, "--post-copy"),
         ];
         words.extend(flags_of(&flags));
         let path = ReturnPath {

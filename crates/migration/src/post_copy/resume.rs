@@ -1,0 +1,72 @@
+//! Continues to serve the disks of a machine that has moved, after an interruption.
+
+use holdfast_engine::{Job, PullNote};
+use holdfast_host::domain_xml::PulledDisk;
+
+use super::pull::{PulledMachine, pull};
+use super::source::{ImageUse, PullSource};
+use crate::error::{Error, Result};
+use crate::far::{FarRequest, FarState};
+use crate::image_file::ImageFile;
+use crate::migration_tools::MigrationTools;
+use crate::report::{MigrationPhase, MigrationReport, PhaseClock};
+
+/// Lets the other host pull what is missing of the disks of the machine that `note` describes. Returns none if the machine has not
+/// moved there; then the record is deleted.
+///
+/// # Errors
+/// The disks here have changed, or cannot be served, or the machine is at another host.
+pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> Result<Option<MigrationReport>> {
+    let record = note.record.clone();
+    let started = tools.clock.now();
+    let found = tools.far.pulling(&FarRequest::PullState {
+        uuid: record.uuid.clone(),
+    })?;
+    if found.state == FarState::Absent {
+        if note.stamps.is_some() && record.destination != tools.pull.destination {
+            return Err(Error::ElsewherePulled {
+                machine: record.machine,
+                destination: record.destination,
+                record: note.path().to_owned(),
+            });
+        }
+        note.forget()?;
+        return Ok(None);
+    }
+    let images = found.disks.iter().map(|disk| {
+        let known = record.disks.iter().find(|known| known.disk == disk.disk);
+        let image = known.map(|known| ImageFile {
+            path: known.path.clone(),
+            format: known.format.clone(),
+        });
+        let pulled = PulledDisk {
+            target: disk.disk.clone(),
+            path: disk.path.clone(),
+            socket: disk.socket.clone(),
+            export: disk.export.clone(),
+        };
+        image.map(|image| (pulled, image)).ok_or_else(|| Error::SourceChanged {
+            machine: record.machine.clone(),
+            disk: disk.disk.clone(),
+            reason: "the record of the move does not have it".to_owned(),
+        })
+    });
+    let images: Vec<(PulledDisk, ImageFile)> = images.collect::<Result<_>>()?;
+    tools.observer.phase(MigrationPhase::Pull);
+    let source = PullSource::start(images, ImageUse::AtRest, note, tools)?;
+    let configuration = tools.control.kept_configuration(&record.uuid)?;
+    let machine = PulledMachine {
+        name: &record.machine,
+        uuid: &record.uuid,
+        configuration: &configuration,
+    };
+    let pulled = pull(&machine, &source, tools, job)?;
+    let mut times = PhaseClock::begin(started);
+    times.end(MigrationPhase::Pull, tools.clock.now());
+    Ok(Some(MigrationReport {
+        pulled,
+        phases: times.times,
+        duration: tools.clock.now().saturating_sub(started),
+        ..MigrationReport::default()
+    }))
+}
