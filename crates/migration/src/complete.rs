@@ -1,5 +1,7 @@
 //! The end of every migration.
 
+use std::path::PathBuf;
+
 use holdfast_block::error_text;
 use holdfast_host::{Autostart, MachineState};
 
@@ -16,9 +18,11 @@ pub(crate) fn complete(plan: &MigrationPlan, tools: &MigrationTools<'_>) {
             _ => FarState::ShutOff,
         },
         starts_with_host: plan.starts_with_host,
-        obsolete_files: match tools.former_disks {
-            FormerDisks::Keep => Vec::new(),
-            FormerDisks::Delete => plan.former_files.clone(),
+        // Whether a disk that is pulled depends on another file is known when it is complete.
+        obsolete_files: if plan.is_pulled() {
+            Vec::new()
+        } else {
+            obsolete_files(plan, tools)
         },
     });
     if let Err(error) = completed {
@@ -31,5 +35,13 @@ pub(crate) fn complete(plan: &MigrationPlan, tools: &MigrationTools<'_>) {
             "the machine here would start with this host: {}",
             error_text(&error)
         ));
+    }
+}
+
+/// What the machine had there before, and does not need any more.
+pub(crate) fn obsolete_files(plan: &MigrationPlan, tools: &MigrationTools<'_>) -> Vec<PathBuf> {
+    match tools.former_disks {
+        FormerDisks::Keep => Vec::new(),
+        FormerDisks::Delete => plan.former_files.clone(),
     }
 }

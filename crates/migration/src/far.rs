@@ -59,8 +59,12 @@ pub(crate) enum FarRequest {
     PullState { uuid: String },
     /// Pull what these disks need, and resume the machine if it waits for that.
     Pull { uuid: String },
-    /// All disks are complete: the machine reacts to I/O errors again as in this configuration.
-    EndPull { uuid: String, configuration: String },
+    /// All disks are complete: the machine reacts to I/O errors again as in this configuration, and these files are deleted.
+    EndPull {
+        uuid: String,
+        configuration: String,
+        obsolete_files: Vec<PathBuf>,
+    },
     /// Delete the socket of a migration that has failed.
     RemoveSocket { path: PathBuf },
     /// Whether the hypervisor has exactly these files open for the machine.

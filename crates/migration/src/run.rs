@@ -6,7 +6,7 @@ use holdfast_block::error_text;
 use holdfast_engine::{Job, MIGRATION_SOCKETS, PullNote, PullRecord, RecordedDisk};
 use holdfast_live_copy::{ConvergenceOptions, CopyDirector, TrackedSource, Unconverged};
 
-use crate::complete::complete;
+use crate::complete::{complete, obsolete_files};
 use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{MoveEvent, MoveOutcome, StoppedByHypervisor};
 use crate::error::{Error, Result};
@@ -136,6 +136,7 @@ fn pull_disks(
         name: &plan.machine,
         uuid: &plan.uuid,
         configuration: &configuration,
+        obsolete_files: obsolete_files(plan, tools),
     };
     report.pulled = pull(&machine, source, tools, job)?;
     report.phases.push(PhaseDuration {

@@ -1,10 +1,8 @@
-//! Bytes between two sockets, or a socket and a program.
+//! Bytes between two sockets.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-
-use holdfast_host::Piped;
 
 const PIECE_BYTES: usize = 256 << 10;
 
@@ -23,22 +21,6 @@ pub(crate) fn forward_bytes(from: &UnixStream, to: &UnixStream) {
         from.shutdown(Shutdown::Read).ok();
     }
     to.shutdown(Shutdown::Write).ok();
-}
-
-/// Forwards bytes between a stream and the standard input and output of a program, until both have ended.
-pub(crate) fn join_program(stream: &UnixStream, program: &mut Piped) {
-    let Some((input, output)) = program.take_input().zip(program.take_output()) else {
-        return;
-    };
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            if copy_bytes(stream, input).is_err() {
-                stream.shutdown(Shutdown::Read).ok();
-            }
-        });
-        copy_bytes(output, stream).ok();
-        stream.shutdown(Shutdown::Write).ok();
-    });
 }
 
 /// Copies bytes until `from` ends.

@@ -87,7 +87,7 @@ impl FarTools<'_> {
         Ok(())
     }
 
-    pub(super) fn end_pull(&self, uuid: &str, own: &str) -> Answered {
+    pub(super) fn end_pull(&self, uuid: &str, own: &str) -> Result<(), String> {
         if !self.pulled(uuid)?.is_empty() {
             return Err("its disks are not complete".to_owned());
         }
@@ -97,7 +97,7 @@ impl FarTools<'_> {
         if changed != kept {
             self.hypervisor.define(&changed).map_err(|error| error_text(&error))?;
         }
-        Ok(FarAnswer::Done {})
+        Ok(())
     }
 
     fn pulled(&self, uuid: &str) -> Result<Vec<PulledDisk>, String> {

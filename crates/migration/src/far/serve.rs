@@ -93,7 +93,11 @@ impl FarTools<'_> {
             FarRequest::DeleteOverlays { paths } => for_all(&paths, |path| self.delete_overlay(path)),
             FarRequest::PullState { uuid } => self.pull_state(&uuid),
             FarRequest::Pull { uuid } => self.pull(&uuid),
-            FarRequest::EndPull { uuid, configuration } => self.end_pull(&uuid, &configuration),
+            FarRequest::EndPull {
+                uuid,
+                configuration,
+                obsolete_files,
+            } => self.delete_all(&obsolete_files, self.end_pull(&uuid, &configuration)),
             FarRequest::RemoveSocket { path } => remove_socket(&path),
             FarRequest::VerifyDisks { uuid, paths } => for_all(&paths, |path| verify(&uuid, path)),
             FarRequest::State { uuid } => Ok(FarAnswer::State {

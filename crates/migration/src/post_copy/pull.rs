@@ -1,5 +1,6 @@
 //! The time in which a machine runs at the other host, and its disks are pulled from here.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, error_text};
@@ -22,6 +23,8 @@ pub(crate) struct PulledMachine<'a> {
     pub(crate) uuid: &'a str,
     /// With the reactions to I/O errors that it has when its disks are complete.
     pub(crate) configuration: &'a str,
+    /// What it had there before, and is deleted then.
+    pub(crate) obsolete_files: Vec<PathBuf>,
 }
 
 /// Lets the other host pull the disks, until all are complete there.
@@ -50,6 +53,7 @@ pub(crate) fn pull(
             far.ask(&FarRequest::EndPull {
                 uuid: machine.uuid.to_owned(),
                 configuration: machine.configuration.to_owned(),
+                obsolete_files: machine.obsolete_files.clone(),
             })
         })
         .map(drop)

@@ -59,6 +59,7 @@ pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> 
         name: &record.machine,
         uuid: &record.uuid,
         configuration: &configuration,
+        obsolete_files: Vec::new(),
     };
     let pulled = pull(&machine, &source, tools, job)?;
     let mut times = PhaseClock::begin(started);

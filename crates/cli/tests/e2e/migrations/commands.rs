@@ -38,6 +38,29 @@ fn a_machine_moves_by_tls_between_hosts_that_know_each_other() {
 }
 
 #[test]
+fn a_machine_whose_disks_follow_it_moves_by_tls() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let receiver = format!("{PROGRAM} receive-migration 1 --connect '{}'", hosts.there.uri());
+    let link = TlsLink::to(&receiver, Some(process_of(&hosts.there)));
+    let images = hosts.there.path("images");
+    let words = ["migrate", "web1", text(&images), "--connect", &hosts.here.uri()];
+    let command = link.command();
+    let more = [
+        "--accept-incomplete-memory",
+        "--max-frozen",
+        "20s",
+        "--post-copy",
+        "--connect-command",
+    ];
+    let report = hosts.rig.report(&[&words[..], &more, &[&command]].concat());
+    assert_eq!(report["pulled_disks"][0]["disk"], "vda", "{report}");
+    assert_eq!(hosts.states(), ["shut off", "running"]);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+    hosts.assert_no_sockets();
+}
+
+#[test]
 fn a_container_moves_by_a_command() {
     let rig = Rig::new();
     let Some(hosts) = Hosts::new(&rig) else { return };

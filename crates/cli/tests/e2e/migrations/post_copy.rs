@@ -1,10 +1,19 @@
 //! `migrate --post-copy`: a machine runs at the other host before its disks are complete there.
 
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::time::Duration;
 
+use holdfast_block::Clock as _;
+use holdfast_test_kit::file_systems::system;
+use holdfast_test_kit::run;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::TwoHosts;
+use super::{TwoHosts, write_file};
+use crate::replication::sshd::Program;
+use crate::schedules::wait_until;
 use crate::writing_guest::assert_one_moment;
 
 const POST_COPY: [&str; 3] = ["--post-copy", "--max-frozen", "20s"];
@@ -12,7 +21,7 @@ const POST_COPY: [&str; 3] = ["--post-copy", "--max-frozen", "20s"];
 /// What the image of the machine there has as backing file.
 fn backing_there(hosts: &TwoHosts) -> Option<String> {
     let image = hosts.there.path("images/web1.qcow2");
-    let info = holdfast_test_kit::run("qemu-img", &["info", "-U", "--output=json", image.to_str().unwrap()]);
+    let info = run("qemu-img", &["info", "-U", "--output=json", image.to_str().unwrap()]);
     let info: Value = serde_json::from_str(&info).unwrap();
     info["backing-filename"].as_str().map(str::to_owned)
 }
@@ -31,7 +40,7 @@ fn assert_complete(hosts: &TwoHosts) {
     assert!(!kept.contains("error_policy"), "{kept}");
     let raw = |image: &Path, name: &str| {
         let raw = hosts.rig.path(name);
-        holdfast_test_kit::run(
+        run(
             "qemu-img",
             &["convert", "-O", "raw", image.to_str().unwrap(), raw.to_str().unwrap()],
         );
@@ -68,4 +77,204 @@ fn a_machine_runs_there_before_its_disk_is_complete() {
     assert_eq!(last_phase["phase"], "pull", "{report}");
     assert_eq!(hosts.console.wait_for_more(20).boot, boot, "the guest has booted again");
     assert_complete(&hosts);
+}
+
+/// A `holdfast` of the other host whose connections of disks stop or break.
+struct HeldReceiver {
+    folder: tempfile::TempDir,
+}
+
+impl HeldReceiver {
+    fn new() -> Self {
+        use std::os::unix::fs::PermissionsExt as _;
+        let receiver = Self {
+            folder: tempfile::tempdir().unwrap(),
+        };
+        let text = include_str!("held_receiver.py")
+            .replace("@PROGRAM@", env!("CARGO_BIN_EXE_holdfast"))
+            .replace("@PLAN@", receiver.plan().to_str().unwrap());
+        let program = receiver.folder.path().join("holdfast");
+        write_file(&program, text.as_bytes());
+        std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+        receiver.act("pass", 0);
+        receiver
+    }
+
+    fn plan(&self) -> PathBuf {
+        self.folder.path().join("plan")
+    }
+
+    /// From now on, connections stop or break after this number of bytes.
+    fn act(&self, action: &str, bytes: u64) {
+        let next = self.folder.path().join("next");
+        write_file(&next, format!("{action} {bytes}").as_bytes());
+        std::fs::rename(next, self.plan()).unwrap();
+    }
+
+    fn hosts(&self) -> Option<TwoHosts> {
+        TwoHosts::with(Program::FoundIn(self.folder.path()))
+    }
+}
+
+/// A part of the disk, and less than its data.
+const PART_BYTES: u64 = 4 << 20;
+
+/// A command that migrates the machine, whose disk is pulled in part.
+struct HeldMove {
+    child: Child,
+}
+
+impl HeldMove {
+    fn begin(hosts: &TwoHosts, receiver: &HeldReceiver) -> Self {
+        Self::begin_after(PART_BYTES, hosts, receiver)
+    }
+
+    /// It is held after this number of bytes.
+    fn begin_after(bytes: u64, hosts: &TwoHosts, receiver: &HeldReceiver) -> Self {
+        receiver.act("hold", bytes);
+        let words = hosts.words(&[&["--accept-incomplete-memory"], &POST_COPY[..]].concat());
+        let mut command = hosts.rig.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("the machine runs there", || hosts.states() == ["shut off", "running"]);
+        assert!(backing_there(hosts).is_some_and(|name| name.starts_with("nbd+unix:///vda?socket=")));
+        Self { child }
+    }
+
+    fn end_by(self, signal: Signal) -> Output {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        self.child.wait_with_output().unwrap()
+    }
+}
+
+#[test]
+fn an_interrupted_pull_is_continued_and_no_other_command_takes_its_disks() {
+    let receiver = HeldReceiver::new();
+    let Some(hosts) = receiver.hosts() else { return };
+    let words = hosts.words(&[]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let held = HeldMove::begin(&hosts, &receiver);
+    // The disk here can neither be used nor served a second time.
+    let refused = system("virsh", &["-q", "-c", &hosts.here.uri(), "start", "web1"]).unwrap_err();
+    assert!(refused.contains("lock"), "{refused}");
+    let (kind, text) = hosts.rig.error(4, &words);
+    assert!(
+        kind == "locked" && text.contains("served to the other host already"),
+        "{kind}: {text}"
+    );
+    let output = held.end_by(Signal::INT);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("needs its disks here until the same command"), "{text}");
+    assert_eq!(output.status.signal(), Some(Signal::INT.as_raw()), "{text}");
+    receiver.act("pass", 0);
+    let report = hosts.rig.report(&words);
+    assert_eq!(
+        (&report["attempts"], &report["phases"][0]["phase"]),
+        (&0.into(), &"pull".into()),
+        "{report}"
+    );
+    // Nothing is left to continue.
+    let (_, text) = hosts.rig.error(1, &words);
+    assert!(text.contains("exists there"), "{text}");
+    assert_complete(&hosts);
+}
+
+#[test]
+fn a_killed_pull_is_found_by_doctor_and_continued() {
+    let receiver = HeldReceiver::new();
+    let Some(hosts) = receiver.hosts() else { return };
+    // The guest writes to a part of the disk that is not there.
+    HeldMove::begin_after(1024, &hosts, &receiver).end_by(Signal::KILL);
+    receiver.act("break", 0);
+    wait_until("the machine there waits for its disk", || hosts.states()[1] == "paused");
+    let found = hosts.rig.json(3, &["doctor", "--connect", &hosts.here.uri()]);
+    let findings = found["report"]["findings"].as_array().unwrap();
+    let pull = findings.iter().find(|finding| finding["kind"] == "pull").unwrap();
+    assert!(
+        pull["advice"].to_string().contains("holdfast migrate web1 ssh://"),
+        "{pull}"
+    );
+    let words = hosts.words(&[]);
+    hosts.rig.report(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_complete(&hosts);
+}
+
+#[test]
+fn a_disk_that_was_written_here_meanwhile_is_not_pulled() {
+    let receiver = HeldReceiver::new();
+    let Some(hosts) = receiver.hosts() else { return };
+    HeldMove::begin(&hosts, &receiver).end_by(Signal::KILL);
+    receiver.act("pass", 0);
+    let image = hosts.image.to_str().unwrap();
+    run("qemu-io", &["-f", "qcow2", "-c", "write -P 1 48M 4k", image]);
+    let words = hosts.words(&[]);
+    let (kind, text) = hosts
+        .rig
+        .error(1, &words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(
+        kind == "refused" && text.contains("was written or replaced since"),
+        "{kind}: {text}"
+    );
+    assert!(backing_there(&hosts).is_some());
+}
+
+#[test]
+fn a_lost_connection_is_made_again() {
+    let receiver = HeldReceiver::new();
+    let Some(hosts) = receiver.hosts() else { return };
+    receiver.act("break", PART_BYTES);
+    hosts.moved(&POST_COPY);
+    assert_eq!(std::fs::read_to_string(receiver.plan()).unwrap(), "pass 0");
+    assert_complete(&hosts);
+}
+
+#[test]
+fn a_machine_that_would_be_stopped_for_too_long_stays_without_a_trace() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let output = hosts.migrate(&["--post-copy", "--max-frozen", "1ms", "--json"]);
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(document["status"], "error", "{document}");
+    assert_eq!(hosts.states(), ["running", "absent"]);
+    hosts.console.wait_for_more(20);
+    hosts.assert_no_sockets();
+    assert_eq!(hosts.names_there(), [""; 0]);
+    let found = hosts.rig.run(&["doctor", "--json", "--connect", &hosts.here.uri()]);
+    let found = String::from_utf8(found.stdout).unwrap();
+    assert!(!found.contains("\"pull\""), "{found}");
+    hosts.here.virsh(&["destroy", "web1"]);
+    let plan = hosts.moved(&["--post-copy", "--dry-run"]);
+    assert!(
+        plan["obstacles"][0].as_str().unwrap().contains("it is shut off"),
+        "{plan}"
+    );
+}
+
+#[test]
+fn a_machine_that_is_shut_off_there_is_completed_when_it_is_started() {
+    let receiver = HeldReceiver::new();
+    let Some(hosts) = receiver.hosts() else { return };
+    let held = HeldMove::begin(&hosts, &receiver);
+    hosts.there.virsh(&["destroy", "web1"]);
+    receiver.act("pass", 0);
+    hosts.here.clock.sleep(Duration::from_secs(2));
+    hosts.there.virsh(&["start", "web1"]);
+    let output = held.child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success() && text.contains("is shut off there"), "{text}");
+    assert_complete(&hosts);
+}
+
+/// The other host starts the machine here, and serves its disks.
+#[test]
+fn a_machine_comes_back_before_its_disks_are_complete() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    hosts.moved(&["--max-frozen", "20s"]);
+    let back = hosts.moved(&[&["--undo", "--delete-former"], &POST_COPY[..]].concat());
+    assert_eq!(hosts.states(), ["running", "shut off"]);
+    assert_eq!(back["pulled_disks"][0]["disk"], "vda", "{back}");
+    assert_eq!(back["destination"], Value::Null);
+    hosts.console.wait_for_more(50);
+    hosts.console.assert_no_mismatch();
+    let text = hosts.here.virsh(&["dumpxml", "web1"]);
+    assert!(!text.contains("nbd") && text.contains("web1-2.qcow2"), "{text}");
+    hosts.assert_no_sockets();
 }
