@@ -105,7 +105,10 @@ impl WriteTracker {
             .collect();
         // The bitmaps come first: they show whose server it is.
         transact(monitor, &added)?;
-        start_server(monitor, tracker.run, request.listener)?;
+        // QEMU's server is found by its exports afterwards.
+        if !tracker.disks.is_empty() {
+            start_server(monitor, tracker.run, request.listener)?;
+        }
         for (number, disk) in tracker.disks.iter().enumerate() {
             let export = tracker.export(number);
             let arguments = json!({ "type": "nbd", "id": export, "node-name": disk.node, "name": export });
