@@ -5,14 +5,34 @@ use std::path::PathBuf;
 use holdfast_block::error_text;
 use holdfast_host::{Autostart, MachineState};
 
-use crate::far::{FarRequest, FarState};
+use crate::error::Result;
+use crate::far::{FarHost, FarRequest, FarState};
 use crate::migration_tools::{FormerDisks, MigrationTools};
 use crate::plan::MigrationPlan;
 
-/// What is left to do when the machine is there.
+/// A machine that is at the other host.
+#[derive(Clone)]
+pub(crate) struct ArrivedMachine<'a> {
+    pub(crate) uuid: &'a str,
+    /// Its state there.
+    pub(crate) state: FarState,
+    pub(crate) starts_with_host: bool,
+    /// Files there that are deleted.
+    pub(crate) obsolete_files: Vec<PathBuf>,
+}
+
+/// What is left to do when the machine of a plan is there.
 pub(crate) fn complete(plan: &MigrationPlan, tools: &MigrationTools<'_>) {
-    let completed = tools.far.ask(&FarRequest::Complete {
-        uuid: plan.uuid.clone(),
+    let completed = complete_arrived(arrived(plan, tools), tools.far, tools);
+    if let Err(error) = completed {
+        tools.observer.left(&error_text(&error));
+    }
+}
+
+/// The machine of a plan, at the other host.
+pub(crate) fn arrived<'a>(plan: &'a MigrationPlan, tools: &MigrationTools<'_>) -> ArrivedMachine<'a> {
+    ArrivedMachine {
+        uuid: &plan.uuid,
         state: match plan.state {
             MachineState::Running => FarState::Running,
             _ => FarState::ShutOff,
@@ -24,18 +44,27 @@ pub(crate) fn complete(plan: &MigrationPlan, tools: &MigrationTools<'_>) {
         } else {
             obsolete_files(plan, tools)
         },
-    });
-    if let Err(error) = completed {
-        tools.observer.left(&error_text(&error));
     }
-    if plan.starts_with_host
-        && let Err(error) = tools.control.set_autostart(&plan.uuid, Autostart::Off)
+}
+
+/// # Errors
+/// The other host could not do all of it. The machine does not start with this host any more.
+pub(crate) fn complete_arrived(machine: ArrivedMachine<'_>, far: &FarHost, tools: &MigrationTools<'_>) -> Result<()> {
+    let completed = far.ask(&FarRequest::Complete {
+        uuid: machine.uuid.to_owned(),
+        state: machine.state,
+        starts_with_host: machine.starts_with_host,
+        obsolete_files: machine.obsolete_files,
+    });
+    if machine.starts_with_host
+        && let Err(error) = tools.control.set_autostart(machine.uuid, Autostart::Off)
     {
         tools.observer.left(&format!(
             "the machine here would start with this host: {}",
             error_text(&error)
         ));
     }
+    completed.map(drop)
 }
 
 /// What the machine had there before, and does not need any more.

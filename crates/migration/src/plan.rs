@@ -95,6 +95,8 @@ pub struct MigrationPlan {
     pub configuration: String,
     /// The configuration for later starts.
     pub kept_configuration: String,
+    /// The configuration for later starts here.
+    pub own_configuration: String,
     /// Its snapshots and checkpoints, if it is shut off: its files move as they are then.
     pub history: MachineHistory,
     /// Images that nothing may write while files move.
@@ -254,6 +256,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         disks: moving.disks,
         configuration: configurations.running,
         kept_configuration: configurations.kept,
+        own_configuration: configurations.own,
         history: moving.history,
         images: moving.images,
         live_memory: lossy_version.map_or(LiveMemory::Complete, |_| LiveMemory::MayBeIncomplete),
@@ -272,12 +275,14 @@ fn unreadable(description: &Description, detail: String) -> Error {
     })
 }
 
-/// The configurations with the disks at their new places.
+/// The configurations, with the disks at their new places except for `own`.
 struct Configurations {
     /// With which it runs; the kept one, if it is shut off.
     running: String,
     /// For later starts.
     kept: String,
+    /// For later starts here.
+    own: String,
 }
 
 impl Configurations {
@@ -291,12 +296,13 @@ impl Configurations {
             };
             moved.map_err(|detail| unreadable(description, detail))
         };
-        let kept = moved(&request.hypervisor.kept_configuration(&summary.uuid)?)?;
+        let own = request.hypervisor.kept_configuration(&summary.uuid)?;
+        let kept = moved(&own)?;
         let running = match summary.state {
             MachineState::Running => moved(&request.hypervisor.migratable_configuration(&summary.uuid)?)?,
             _ => kept.clone(),
         };
-        Ok(Self { running, kept })
+        Ok(Self { running, kept, own })
     }
 }
 
@@ -357,6 +363,7 @@ fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPla
         disks: Vec::new(),
         configuration: String::new(),
         kept_configuration: String::new(),
+        own_configuration: String::new(),
         history: MachineHistory::default(),
         images: Vec::new(),
         live_memory: LiveMemory::Complete,

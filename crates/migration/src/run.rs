@@ -6,7 +6,7 @@ use holdfast_block::error_text;
 use holdfast_engine::{Job, MIGRATION_SOCKETS, PullNote, PullRecord, RecordedDisk};
 use holdfast_live_copy::{ConvergenceOptions, CopyDirector, TrackedSource, Unconverged};
 
-use crate::complete::{complete, obsolete_files};
+use crate::complete::{arrived, complete, complete_arrived, obsolete_files};
 use crate::disk_copy::{DiskRun, copy_disk};
 use crate::disks::{MoveEvent, MoveOutcome, StoppedByHypervisor};
 use crate::error::{Error, Result};
@@ -68,11 +68,9 @@ pub fn migrate_running(plan: &MigrationPlan, tools: &RunningTools<'_>, job: Job<
     });
     match &mut result {
         Ok(report) => {
-            let locked = source.as_ref().map_or(Ok(()), PullSource::lock);
-            complete(plan, &tools.common);
-            if let Some(source) = &source {
-                locked?;
-                pull_disks(plan, source, tools, report, job)?;
+            match &source {
+                Some(source) => pull_disks(plan, source, tools, report, job)?,
+                None => complete(plan, &tools.common),
             }
             report.duration = tools.common.clock.now().saturating_sub(started);
         }
@@ -128,15 +126,17 @@ fn pull_disks(
     job: Job<'_>,
 ) -> Result<()> {
     let tools = &tools.common;
+    let locked = source.lock();
+    let is_unfinished = complete_arrived(arrived(plan, tools), tools.far, tools).is_err();
+    locked?;
     tools.observer.phase(MigrationPhase::Pull);
     let started = tools.clock.now();
-    // Here, the machine has the reactions to I/O errors that it will have there.
-    let configuration = tools.control.kept_configuration(&plan.uuid)?;
     let machine = PulledMachine {
         name: &plan.machine,
         uuid: &plan.uuid,
-        configuration: &configuration,
+        configuration: &plan.own_configuration,
         obsolete_files: obsolete_files(plan, tools),
+        unfinished: is_unfinished.then(|| arrived(plan, tools)),
     };
     report.pulled = pull(&machine, source, tools, job)?;
     report.phases.push(PhaseDuration {

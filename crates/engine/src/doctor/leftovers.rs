@@ -50,7 +50,7 @@ pub(super) fn leftovers(
         let is_other = |folder: &PathBuf| !folder.starts_with(&runtime) && !is_of_container(folder);
         let mounts = dead_fuse_mounts().into_iter().filter(is_other);
         found.extend(mounts.map(|folder| leftover(folder, LeftoverKind::DeadMount)));
-        let notes = request.journal.iter().chain(&request.places);
+        let notes = request.journal.iter().chain(&request.places).chain(&request.pulls);
         let half_notes = notes.flat_map(|folder| half_notes(folder, HALF));
         found.extend(half_notes.map(|path| leftover(path, LeftoverKind::HalfNote)));
         for folder in own_folders(&request.runtime, &[RUNTIME_FOLDERS]) {

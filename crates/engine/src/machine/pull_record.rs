@@ -12,14 +12,13 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 
+use super::run_journal::HALF;
 use crate::files::state_file::write_note;
 use crate::job::error::ServingError;
 use crate::job::{Error, Result};
 
 const VERSION: u32 = 1;
 const ENDING: &str = "pull";
-/// Until the record is complete. Another name than that of half notes, which `doctor` deletes.
-const HALF_ENDING: &str = "pull-new";
 const BYTES_MAX: u64 = 1 << 20;
 
 /// A machine whose disks another host pulls.
@@ -94,7 +93,7 @@ impl PullNote {
         // Dropped after the new record is in its place.
         let _former = Self::lock(&path)?;
         let line = line_of(&record).map_err(&failed)?;
-        write_note(&path, &path.with_extension(HALF_ENDING), &line).map_err(&failed)?;
+        write_note(&path, &path.with_extension(HALF), &line).map_err(&failed)?;
         let file = Self::lock(&path)?.ok_or_else(|| failed(ErrorKind::NotFound.into()))?;
         Ok(Self {
             path,

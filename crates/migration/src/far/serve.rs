@@ -9,8 +9,8 @@ use holdfast_block::{Clock, error_text};
 use holdfast_engine::{is_memory_socket, store_tpm_state};
 use holdfast_host::domain_xml::HostNeeds;
 use holdfast_host::{
-    Autostart, Description, DiskSource, LiveDisks, LiveMigration, Machine, MachineDisk, MachineHistory, MachineState,
-    MachineSummary, ProcessorFit, TpmPlace, agent,
+    Autostart, Description, DiskSource, ExecutionState, LiveDisks, LiveMigration, Machine, MachineDisk, MachineHistory,
+    MachineState, MachineSummary, ProcessorFit, TpmPlace, agent,
 };
 use holdfast_image::Format;
 use holdfast_live_copy::{name_early, remove_early_name, remove_journal};
@@ -130,10 +130,7 @@ impl FarTools<'_> {
                 let completed = self.complete(&uuid, state, autostart);
                 self.delete_all(&obsolete_files, completed)
             }
-            FarRequest::PowerOff { uuid } => {
-                let ended = self.hypervisor.power_off(&uuid);
-                ended.map(|()| FarAnswer::Done {}).map_err(|error| error_text(&error))
-            }
+            FarRequest::PowerOff { uuid } => self.power_off(&uuid),
             FarRequest::Report { document } => {
                 (self.report)(document);
                 Ok(FarAnswer::Done {})
@@ -257,6 +254,11 @@ impl FarTools<'_> {
         }
     }
 
+    fn power_off(&self, uuid: &str) -> Answered {
+        let ended = self.hypervisor.power_off(uuid);
+        ended.map(|()| FarAnswer::Done {}).map_err(|error| error_text(&error))
+    }
+
     /// Deletes former disks after a step. All reasons are reported.
     fn delete_all(&self, paths: &[PathBuf], step: Result<(), String>) -> Answered {
         let deleted = paths.iter().map(|path| self.delete_obsolete(path));
@@ -367,8 +369,15 @@ impl FarTools<'_> {
     }
 
     fn complete(&self, uuid: &str, state: FarState, autostart: Autostart) -> Result<(), String> {
-        if state == FarState::Running {
-            self.await_start(uuid)?;
+        if state == FarState::Running
+            && let Err(reason) = self.await_start(uuid)
+        {
+            let execution = self.hypervisor.execution_state(uuid);
+            // It was started, and a part of a disk that is pulled is missing.
+            let waits_for_disk = execution.is_ok_and(|execution| execution == ExecutionState::StoppedByDisk);
+            if !waits_for_disk {
+                return Err(reason);
+            }
         }
         let set = self.hypervisor.set_autostart(uuid, autostart);
         set.map_err(|error| error_text(&error))?;

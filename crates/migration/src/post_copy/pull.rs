@@ -7,6 +7,7 @@ use holdfast_block::{Clock as _, error_text};
 use holdfast_engine::{Interrupted, Job, Progress, Unit};
 
 use super::source::PullSource;
+use crate::complete::{ArrivedMachine, complete_arrived};
 use crate::error::{Error, Result};
 use crate::far::{FarHost, FarRequest, FarState, Pulling, PullingDisk};
 use crate::migration_tools::MigrationTools;
@@ -25,6 +26,8 @@ pub(crate) struct PulledMachine<'a> {
     pub(crate) configuration: &'a str,
     /// What it had there before, and is deleted then.
     pub(crate) obsolete_files: Vec<PathBuf>,
+    /// What could not be done when it arrived, and is done at the end.
+    pub(crate) unfinished: Option<ArrivedMachine<'a>>,
 }
 
 /// Lets the other host pull the disks, until all are complete there.
@@ -48,16 +51,9 @@ pub(crate) fn pull(
     while !watch.look(job.progress)? {
         watch.wait(job)?;
     }
-    watch
-        .ask_far(|far| {
-            far.ask(&FarRequest::EndPull {
-                uuid: machine.uuid.to_owned(),
-                configuration: machine.configuration.to_owned(),
-                obsolete_files: machine.obsolete_files.clone(),
-            })
-        })
-        .map(drop)
-        .unwrap_or_else(|error| tools.observer.left(&error_text(&error)));
+    if let Err(error) = watch.ask_far(|far| end(machine, far, tools)) {
+        tools.observer.left(&error_text(&error));
+    }
     source.forget()?;
     let reports = source.disks().map(|(disk, size_bytes, read_bytes)| PulledDiskReport {
         target: disk.target.clone(),
@@ -66,6 +62,19 @@ pub(crate) fn pull(
         read_bytes,
     });
     Ok(reports.collect())
+}
+
+/// The steps after the pull.
+fn end(machine: &PulledMachine<'_>, far: &FarHost, tools: &MigrationTools<'_>) -> Result<()> {
+    if let Some(arrived) = &machine.unfinished {
+        complete_arrived(arrived.clone(), far, tools)?;
+    }
+    let request = FarRequest::EndPull {
+        uuid: machine.uuid.to_owned(),
+        configuration: machine.configuration.to_owned(),
+        obsolete_files: machine.obsolete_files.clone(),
+    };
+    far.ask(&request).map(drop)
 }
 
 struct PullWatch<'a> {
@@ -120,10 +129,8 @@ impl PullWatch<'_> {
             self.machine.name
         );
         self.show(Some(text), progress);
-        // If it refuses a request, it may answer the next one.
-        if matches!(error, Error::FarHost { .. }) {
-            self.far = (self.tools.reach_far_again)().ok().or(self.far.take());
-        }
+        // A request is also refused if the hypervisor there has ended, and was started again.
+        self.far = (self.tools.reach_far_again)().ok().or(self.far.take());
         Ok(())
     }
 

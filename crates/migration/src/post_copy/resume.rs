@@ -5,6 +5,7 @@ use holdfast_host::domain_xml::PulledDisk;
 
 use super::pull::{PulledMachine, pull};
 use super::source::{ImageUse, PullSource};
+use crate::complete::{ArrivedMachine, complete_arrived};
 use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
 use crate::image_file::ImageFile;
@@ -33,6 +34,15 @@ pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> 
         note.forget()?;
         return Ok(None);
     }
+    let arrived = ArrivedMachine {
+        uuid: &record.uuid,
+        state: found.state,
+        starts_with_host: true,
+        obsolete_files: Vec::new(),
+    };
+    // The command may have been killed before it did this.
+    let is_unfinished =
+        tools.control.autostart(&record.uuid)? && complete_arrived(arrived.clone(), tools.far, tools).is_err();
     let images = found.disks.iter().map(|disk| {
         let known = record.disks.iter().find(|known| known.disk == disk.disk);
         let image = known.map(|known| ImageFile {
@@ -60,6 +70,7 @@ pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> 
         uuid: &record.uuid,
         configuration: &configuration,
         obsolete_files: Vec::new(),
+        unfinished: is_unfinished.then_some(arrived),
     };
     let pulled = pull(&machine, &source, tools, job)?;
     let mut times = PhaseClock::begin(started);

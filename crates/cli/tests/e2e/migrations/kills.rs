@@ -4,6 +4,7 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use holdfast_block::Clock as _;
+use holdfast_test_kit::file_systems::system;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{TwoHosts, process_of};
@@ -18,7 +19,7 @@ const KILL_COUNT: u32 = 40;
 enum Victim {
     /// `holdfast migrate`.
     Driver,
-    /// `holdfast receive-disk` at the other host.
+    /// `holdfast receive-disk` at the other host, or `receive-migration` for a disk that is pulled.
     Receiver,
     /// `holdfast receive-machine` at the other host.
     Agent,
@@ -111,7 +112,11 @@ impl TwoHosts {
             Victim::Driver => vec![attempt.driver.id()],
             Victim::Receiver => at_sshd
                 .iter()
-                .filter(called("receive-disk"))
+                .filter(|process| {
+                    ["receive-disk", "receive-migration"]
+                        .iter()
+                        .any(|word| called(word)(process))
+                })
                 .map(|process| process.id)
                 .collect(),
             Victim::Agent => at_sshd
@@ -168,6 +173,40 @@ impl TwoHosts {
 #[test]
 #[ignore = "tens of migrations: make torture"]
 fn a_machine_runs_on_one_host_after_any_kill() {
+    kill_at_random(&[], |_| {});
+}
+
+#[test]
+#[ignore = "tens of migrations: make torture"]
+fn a_machine_whose_disks_follow_it_is_completed_after_any_kill() {
+    kill_at_random(&["--post-copy"], complete_there);
+}
+
+/// Continues a pull. A machine that was ended there is started while its disks are served.
+fn complete_there(hosts: &TwoHosts) {
+    if hosts.states()[0] != "shut off" || hosts.states()[1] == "absent" {
+        return;
+    }
+    let words = hosts.words(&["--accept-incomplete-memory"]);
+    let mut command = hosts.rig.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut driver = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let start = ["-q", "-c", &hosts.there.uri(), "start", "web1"];
+    wait_until("the pull is complete", || {
+        if hosts.states()[1] == "shut off" {
+            system("virsh", &start).ok();
+        }
+        driver.try_wait().unwrap().is_some()
+    });
+    let output = driver.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    // It was complete before, if the command was killed at its end.
+    assert!(output.status.success() || text.contains("exists there"), "{text}");
+    let text = hosts.there.virsh(&["dumpxml", "web1"]);
+    assert!(!text.contains("nbd"), "{text}");
+}
+
+/// Migrates the machine, kills what takes part, and lets `complete` continue what was interrupted.
+fn kill_at_random(options: &[&str], complete: impl Fn(&TwoHosts)) {
     let Some(mut hosts) = TwoHosts::new() else { return };
     let uuid = hosts.here.virsh(&["domuuid", "web1"]).trim().to_owned();
     let count = std::env::var("HOLDFAST_KILLS").map_or(KILL_COUNT, |text| text.parse().unwrap());
@@ -181,14 +220,9 @@ fn a_machine_runs_on_one_host_after_any_kill() {
         let victim = VICTIMS[number as usize % VICTIMS.len()];
         // A migration without a kill takes 1.5 to 3 seconds.
         let delay = Duration::from_millis(200 + (random >> 33) % 2000);
-        let words = hosts.words(&[
-            "--accept-incomplete-memory",
-            "--max-frozen",
-            "20s",
-            "--retry-for",
-            "5s",
-            "--delete-former",
-        ]);
+        let usual = ["--max-frozen", "20s", "--delete-former"];
+        let words = ["--accept-incomplete-memory", "--retry-for", "5s"];
+        let words = hosts.words(&[&words, &usual[..], options].concat());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let guests_before = guests(&uuid, &processes());
         let mut command = hosts.rig.command(&words);
@@ -210,6 +244,7 @@ fn a_machine_runs_on_one_host_after_any_kill() {
             hosts.states(),
             String::from_utf8_lossy(&output.stderr)
         );
+        complete(&hosts);
         if victim == Victim::GuestThere && hosts.states().iter().all(|state| state != "running") {
             // It ran there already, and was ended as by a crash.
             hosts.there.virsh(&["start", "web1"]);
@@ -221,7 +256,7 @@ fn a_machine_runs_on_one_host_after_any_kill() {
         hosts.console.assert_no_mismatch();
         // Nothing of the attempt prevents the next one, or the same command from succeeding.
         if hosts.states()[0] == "running" {
-            hosts.moved(&["--max-frozen", "20s", "--delete-former"]);
+            hosts.moved(&[&usual[..], options].concat());
         } else {
             moved += 1;
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock as _;
 use holdfast_test_kit::file_systems::system;
+use holdfast_test_kit::libvirt::LibvirtLab;
 use holdfast_test_kit::run;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -186,6 +187,8 @@ fn a_killed_pull_is_found_by_doctor_and_continued() {
     HeldMove::begin_after(1024, &hosts, &receiver).end_by(Signal::KILL);
     receiver.act("break", 0);
     wait_until("the machine there waits for its disk", || hosts.states()[1] == "paused");
+    // As if it had been killed earlier.
+    hosts.here.virsh(&["autostart", "web1"]);
     let found = hosts.rig.json(3, &["doctor", "--connect", &hosts.here.uri()]);
     let findings = found["report"]["findings"].as_array().unwrap();
     let pull = findings.iter().find(|finding| finding["kind"] == "pull").unwrap();
@@ -195,6 +198,8 @@ fn a_killed_pull_is_found_by_doctor_and_continued() {
     );
     let words = hosts.words(&[]);
     hosts.rig.report(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let autostart = |lab: &LibvirtLab| lab.virsh(&["list", "--all", "--autostart"]).contains("web1");
+    assert!(!autostart(&hosts.here) && autostart(&hosts.there));
     assert_complete(&hosts);
 }
 
@@ -276,5 +281,12 @@ fn a_machine_comes_back_before_its_disks_are_complete() {
     hosts.console.assert_no_mismatch();
     let text = hosts.here.virsh(&["dumpxml", "web1"]);
     assert!(!text.contains("nbd") && text.contains("web1-2.qcow2"), "{text}");
+    assert!(!hosts.image.exists());
     hosts.assert_no_sockets();
+    hosts.here.virsh(&["destroy", "web1"]);
+    let plan = hosts.moved(&["--post-copy", "--dry-run"]);
+    assert!(
+        plan["obstacles"][0].as_str().unwrap().contains("it is shut off"),
+        "{plan}"
+    );
 }
