@@ -165,6 +165,7 @@ pub(crate) enum DiskForm {
 }
 
 impl DiskForm {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde calls it with a reference")]
     fn is_copy(&self) -> bool {
         *self == Self::Copy
     }

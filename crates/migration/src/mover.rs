@@ -215,7 +215,6 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.hand_over();
                 self.advance()?;
             }
-            MoveEvent::Released(Err(error)) => return Err(error),
             MoveEvent::Verified(Ok(())) => {
                 self.is_verified = true;
                 self.unverified = None;
@@ -224,7 +223,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             }
             // QEMU there may open its disks later.
             MoveEvent::Verified(Err(error @ Error::Refused { .. })) => self.unverified = Some(error),
-            MoveEvent::Verified(Err(error)) => return Err(error),
+            MoveEvent::Verified(Err(error)) | MoveEvent::Released(Err(error)) => return Err(error),
             MoveEvent::Started => self.times.end(MigrationPhase::Start, self.tools.common.clock.now()),
             MoveEvent::MemoryEnded(Ok(())) => return Ok(Some(self.moved())),
             MoveEvent::MemoryEnded(Err(error)) => return self.not_moved(error),

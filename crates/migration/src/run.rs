@@ -35,9 +35,8 @@ pub fn migrate_running(plan: &MigrationPlan, tools: &RunningTools<'_>, job: Job<
     };
     let started = tools.common.clock.now();
     let mut result = std::thread::scope(|scope| {
-        for disk in 0..copied_count {
+        for (disk, director) in directors.iter().enumerate() {
             let (events, outcome, freezer) = (events.clone(), &outcome, &freezer);
-            let director = &directors[disk];
             scope.spawn(move || {
                 let result = Box::new(TrackedSource::open(tools.tracked, disk, freezer).and_then(|source| {
                     let run = DiskRun {

@@ -310,12 +310,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let note = PullNote::begin(folder.path(), record()).unwrap();
         note.note_release(&[None, None]).unwrap();
-        let text = std::fs::read_to_string(&note.path).unwrap();
-        std::fs::write(&note.path, &text[..text.len() - 1]).unwrap();
+        let length = note.file.metadata().unwrap().len();
+        note.file.set_len(length - 1).unwrap();
         drop(note);
         let note = found(folder.path());
         assert_eq!(note.stamps, None);
-        std::fs::write(&note.path, "nonsense\n").unwrap();
+        note.file.set_len(10).unwrap();
         drop(note);
         PullNote::find(folder.path(), &record().uuid).unwrap_err();
     }

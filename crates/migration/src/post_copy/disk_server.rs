@@ -155,10 +155,10 @@ impl Shared {
             kept.shutdown(Shutdown::Both).ok();
             joined.map_err(std::io::Error::other)
         })?;
-        let served = (&mut ours).read_exact(&mut [0]).and_then(|()| {
+        let served = ours.read_exact(&mut [0]).and_then(|()| {
             self.streams()[number].is_listening = true;
             self.changed.notify_all();
-            (&mut ours).read_exact(&mut [0])
+            ours.read_exact(&mut [0])
         });
         let served = served.and_then(|()| self.server.serve(Socket::Unix(ours)).map_err(std::io::Error::other));
         let joined = joining.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));

@@ -206,6 +206,10 @@ fn complete_there(hosts: &TwoHosts) {
 }
 
 /// Migrates the machine, kills what takes part, and lets `complete` continue what was interrupted.
+#[expect(
+    clippy::print_stdout,
+    reason = "the seed and the moments are needed to repeat a failure"
+)]
 fn kill_at_random(options: &[&str], complete: impl Fn(&TwoHosts)) {
     let Some(mut hosts) = TwoHosts::new() else { return };
     let uuid = hosts.here.virsh(&["domuuid", "web1"]).trim().to_owned();
