@@ -172,13 +172,14 @@ class Hosts:
         finally:
             self.clear()
 
-    def migrate(self):
+    def migrate(self, *more):
         here, there = self.here, self.there
         options = [f"IdentityFile={self.sshd.key}", "IdentitiesOnly=yes", "StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null"]
         words = ["migrate", NAME, f"ssh://root@127.0.0.1:{self.sshd.port}{there.images}", "--connect", here.uri]
         words += ["--connect-there", there.uri, "--accept-incomplete-memory", "--json", "--quiet"]
         for option in options:
             words += ["--ssh-option", option]
+        words += more
         answer = here.run([*inside(here), *here.holdfast_words(*words)], check=False)
         if answer.returncode not in (0, WARNINGS):
             raise Problem((answer.stderr or answer.stdout)[-800:])
@@ -228,6 +229,7 @@ def measure(lab, size, round_count, quiet):
         ways = {
             "nothing, 3 s": theirs(lambda: time.sleep(3)),
             "holdfast migrate": lambda: hosts.felt(hosts.migrate),
+            "holdfast migrate --post-copy": lambda: hosts.felt(lambda: hosts.migrate("--post-copy")),
             "virsh migrate --copy-storage-all": theirs(hosts.virsh_migrate),
             "the same with synchronous writes": theirs(lambda: hosts.virsh_migrate("--copy-storage-synchronous-writes")),
             "virsh save, copy, restore": theirs(hosts.save_and_restore),

@@ -173,13 +173,29 @@ impl TwoHosts {
 #[test]
 #[ignore = "tens of migrations: make torture"]
 fn a_machine_runs_on_one_host_after_any_kill() {
-    kill_at_random(&[], |_| {});
+    let kept = ReactionToKills {
+        meanwhile: |_| {},
+        afterwards: |_| {},
+    };
+    kill_at_random(&[], &kept);
 }
 
 #[test]
 #[ignore = "tens of migrations: make torture"]
 fn a_machine_whose_disks_follow_it_is_completed_after_any_kill() {
-    kill_at_random(&["--post-copy"], complete_there);
+    let completed = ReactionToKills {
+        meanwhile: start_there,
+        afterwards: complete_there,
+    };
+    kill_at_random(&["--post-copy"], &completed);
+}
+
+/// What an administrator does.
+struct ReactionToKills {
+    /// While the command runs.
+    meanwhile: fn(&TwoHosts),
+    /// When it has ended.
+    afterwards: fn(&TwoHosts),
 }
 
 /// Continues a pull. A machine that was ended there is started while its disks are served.
@@ -190,13 +206,7 @@ fn complete_there(hosts: &TwoHosts) {
     let words = hosts.words(&["--accept-incomplete-memory"]);
     let mut command = hosts.rig.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let mut driver = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let start = ["-q", "-c", &hosts.there.uri(), "start", "web1"];
-    wait_until("the pull is complete", || {
-        if hosts.states()[1] == "shut off" {
-            system("virsh", &start).ok();
-        }
-        driver.try_wait().unwrap().is_some()
-    });
+    wait_for_end(&mut driver, || start_there(hosts));
     let output = driver.wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     // It was complete before, if the command was killed at its end.
@@ -205,12 +215,26 @@ fn complete_there(hosts: &TwoHosts) {
     assert!(!text.contains("nbd"), "{text}");
 }
 
+/// The disks of a machine that was ended there are completed when it runs.
+fn start_there(hosts: &TwoHosts) {
+    if hosts.states() == ["shut off", "shut off"] {
+        system("virsh", &["-q", "-c", &hosts.there.uri(), "start", "web1"]).ok();
+    }
+}
+
+fn wait_for_end(driver: &mut Child, help: impl Fn()) {
+    wait_until("the command ends", || {
+        help();
+        driver.try_wait().unwrap().is_some()
+    });
+}
+
 /// Migrates the machine, kills what takes part, and lets `complete` continue what was interrupted.
 #[expect(
     clippy::print_stdout,
     reason = "the seed and the moments are needed to repeat a failure"
 )]
-fn kill_at_random(options: &[&str], complete: impl Fn(&TwoHosts)) {
+fn kill_at_random(options: &[&str], reaction: &ReactionToKills) {
     let Some(mut hosts) = TwoHosts::new() else { return };
     let uuid = hosts.here.virsh(&["domuuid", "web1"]).trim().to_owned();
     let count = std::env::var("HOLDFAST_KILLS").map_or(KILL_COUNT, |text| text.parse().unwrap());
@@ -241,14 +265,16 @@ fn kill_at_random(options: &[&str], complete: impl Fn(&TwoHosts)) {
         found += u32::from(is_found);
         hosts.here.clock.sleep(Duration::from_millis(500));
         hosts = hosts.revive(victim);
-        let output = attempt.driver.wait_with_output().unwrap();
+        let mut driver = attempt.driver;
+        wait_for_end(&mut driver, || (reaction.meanwhile)(&hosts));
+        let output = driver.wait_with_output().unwrap();
         println!(
             "{number}: {victim:?} at {delay:?}, found: {is_found}, ended with {:?}: {:?}\n{}",
             output.status.code(),
             hosts.states(),
             String::from_utf8_lossy(&output.stderr)
         );
-        complete(&hosts);
+        (reaction.afterwards)(&hosts);
         if victim == Victim::GuestThere && hosts.states().iter().all(|state| state != "running") {
             // It ran there already, and was ended as by a crash.
             hosts.there.virsh(&["start", "web1"]);
