@@ -398,7 +398,9 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
 
-    use super::{DiskArrival, DiskName, DiskPlaces, ImageFile, MovingForm, PlannedDisk};
+    use holdfast_block::lock_file;
+
+    use super::{DiskArrival, DiskName, DiskPlaces, ImageFile, MovingForm, PlannedDisk, not_served};
     use crate::far::FormerDisk;
 
     fn former(disk: &str, path: &str) -> FormerDisk {
@@ -499,5 +501,20 @@ mod tests {
         assert_eq!(seed("vda"), Some(("/srv/web1.qcow2".into(), Some("qcow2".to_owned()))));
         assert_eq!(seed("vdb"), Some(("/backup/data.raw".into(), None)));
         assert_eq!(seed("vdc"), None);
+    }
+
+    #[test]
+    fn a_disk_is_pulled_only_if_the_end_of_its_writes_is_seen() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4096).unwrap();
+        let mut disk = planned("vda", "/srv/web1.qcow2".into());
+        disk.image.path = file.path().to_owned();
+        disk.image.format = Some("raw".to_owned());
+        let reason = not_served(&disk).unwrap();
+        assert!(reason.contains("without --post-copy"), "{reason}");
+        let _held = lock_file(file.as_file()).unwrap();
+        assert_eq!(not_served(&disk), None);
+        disk.image.path = "/does/not/exist".into();
+        assert!(not_served(&disk).unwrap().contains("cannot be read"));
     }
 }
