@@ -96,6 +96,7 @@ forwarded! {
     Main: fn virDomainBlockCopy(dom: virDomainPtr, disk: *const c_char, destxml: *const c_char, params: virTypedParameterPtr, nparams: c_int, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockJobAbort(dom: virDomainPtr, disk: *const c_char, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainBlockJobSetSpeed(dom: virDomainPtr, disk: *const c_char, bandwidth: c_ulong, flags: c_uint) -> c_int, or -1;
+    Main: fn virDomainBlockPull(dom: virDomainPtr, disk: *const c_char, bandwidth: c_ulong, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainCheckpointCreateXML(domain: virDomainPtr, xml_desc: *const c_char, flags: c_uint) -> virDomainCheckpointPtr, or ptr::null_mut();
     Main: fn virDomainCheckpointDelete(checkpoint: virDomainCheckpointPtr, flags: c_uint) -> c_int, or -1;
     Main: fn virDomainCheckpointFree(checkpoint: virDomainCheckpointPtr) -> c_int, or -1;
