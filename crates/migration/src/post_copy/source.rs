@@ -23,12 +23,13 @@ const END_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The disks of a machine, served to the other host until this is dropped.
 pub(crate) struct PullSource {
+    /// Dropped first: afterwards, another process may hold the record.
+    _server: DiskServer,
     images: Vec<ServedImage>,
     /// Stamps of the images when they were given up.
     stamps: Mutex<Option<Vec<Option<String>>>>,
     note: PullNote,
     clock: Arc<dyn Clock>,
-    _server: DiskServer,
 }
 
 /// A disk, its image here, and how it is served.
