@@ -42,7 +42,7 @@ pub(crate) fn arrived<'a>(plan: &'a MigrationPlan, tools: &MigrationTools<'_>) -
         obsolete_files: if plan.is_pulled() {
             Vec::new()
         } else {
-            obsolete_files(plan, tools)
+            obsolete_files(&plan.former_files, tools)
         },
     }
 }
@@ -67,10 +67,10 @@ pub(crate) fn complete_arrived(machine: ArrivedMachine<'_>, far: &FarHost, tools
     completed.map(drop)
 }
 
-/// What the machine had there before, and does not need any more.
-pub(crate) fn obsolete_files(plan: &MigrationPlan, tools: &MigrationTools<'_>) -> Vec<PathBuf> {
+/// What of the files that the machine had there before is deleted.
+pub(crate) fn obsolete_files(former_files: &[PathBuf], tools: &MigrationTools<'_>) -> Vec<PathBuf> {
     match tools.former_disks {
         FormerDisks::Keep => Vec::new(),
-        FormerDisks::Delete => plan.former_files.clone(),
+        FormerDisks::Delete => former_files.to_vec(),
     }
 }

@@ -105,12 +105,9 @@ fn start_source(plan: &MigrationPlan, tools: &MigrationTools<'_>) -> Result<Opti
         path: disk.image.path.clone(),
         format: disk.image.format.clone(),
     });
-    let record = PullRecord::new(
-        plan.machine.clone(),
-        plan.uuid.clone(),
-        tools.pull.destination.clone(),
-        disks.collect(),
-    );
+    let mut record = PullRecord::new(plan.machine.clone(), plan.uuid.clone(), tools.pull.destination.clone());
+    record.disks = disks.collect();
+    record.former_files.clone_from(&plan.former_files);
     let note = PullNote::begin(&tools.pull.records, record)?;
     let images = plan.disks.iter().map(|disk| disk.image.clone());
     let disks = pulled.into_iter().zip(images).collect();
@@ -134,7 +131,7 @@ fn pull_disks(
         name: &plan.machine,
         uuid: &plan.uuid,
         configuration: &plan.own_configuration,
-        obsolete_files: obsolete_files(plan, tools),
+        obsolete_files: obsolete_files(&plan.former_files, tools),
         unfinished: is_unfinished.then(|| arrived(plan, tools)),
     };
     report.pulled = pull(&machine, source, tools, job)?;

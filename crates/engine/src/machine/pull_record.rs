@@ -34,6 +34,8 @@ pub struct PullRecord {
     pub destination: String,
     /// Its disks.
     pub disks: Vec<RecordedDisk>,
+    /// What it had at the other host before.
+    pub former_files: Vec<PathBuf>,
 }
 
 /// A disk that another host pulls.
@@ -58,13 +60,14 @@ struct ReleasedLine {
 
 impl PullRecord {
     /// The record of a machine that is about to move.
-    pub fn new(machine: String, uuid: String, destination: String, disks: Vec<RecordedDisk>) -> Self {
+    pub fn new(machine: String, uuid: String, destination: String) -> Self {
         Self {
             version: VERSION,
             machine,
             uuid,
             destination,
-            disks,
+            disks: Vec::new(),
+            former_files: Vec::new(),
         }
     }
 }
@@ -257,15 +260,18 @@ mod tests {
             path: path.into(),
             format: format.map(str::to_owned),
         };
-        PullRecord::new(
-            "web1".to_owned(),
-            "10a5e1b6-6f0b-4b39-8e25-6a2a3f0d7c11".to_owned(),
-            "ssh://root@host2/srv/vm".to_owned(),
-            vec![
+        PullRecord {
+            disks: vec![
                 disk("vda", "/srv/web1.qcow2", Some("qcow2")),
                 disk("vdb", "/dev/vg/web1", None),
             ],
-        )
+            former_files: vec!["/srv/vm/web1.raw".into()],
+            ..PullRecord::new(
+                "web1".to_owned(),
+                "10a5e1b6-6f0b-4b39-8e25-6a2a3f0d7c11".to_owned(),
+                "ssh://root@host2/srv/vm".to_owned(),
+            )
+        }
     }
 
     fn found(folder: &Path) -> PullNote {

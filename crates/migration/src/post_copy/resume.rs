@@ -5,7 +5,7 @@ use holdfast_host::domain_xml::PulledDisk;
 
 use super::pull::{PulledMachine, pull};
 use super::source::{ImageUse, PullSource};
-use crate::complete::{ArrivedMachine, complete_arrived};
+use crate::complete::{ArrivedMachine, complete_arrived, obsolete_files};
 use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
 use crate::image_file::ImageFile;
@@ -69,7 +69,7 @@ pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> 
         name: &record.machine,
         uuid: &record.uuid,
         configuration: &configuration,
-        obsolete_files: Vec::new(),
+        obsolete_files: obsolete_files(&record.former_files, tools),
         unfinished: is_unfinished.then_some(arrived),
     };
     let pulled = pull(&machine, &source, tools, job)?;

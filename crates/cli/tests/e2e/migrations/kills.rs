@@ -203,7 +203,7 @@ fn complete_there(hosts: &TwoHosts) {
     if hosts.states()[0] != "shut off" || hosts.states()[1] == "absent" {
         return;
     }
-    let words = hosts.words(&["--accept-incomplete-memory"]);
+    let words = hosts.words(&["--accept-incomplete-memory", "--delete-former"]);
     let mut command = hosts.rig.command(&words.iter().map(String::as_str).collect::<Vec<_>>());
     let mut driver = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_end(&mut driver, || start_there(hosts));

@@ -147,11 +147,27 @@ impl HeldMove {
     }
 }
 
+/// The machine was there before, with another disk.
+fn define_former(hosts: &TwoHosts) {
+    let image = hosts.there.path("images/former.raw");
+    write_file(&image, &[0; 4096]);
+    let uuid = hosts.here.virsh(&["domuuid", "web1"]);
+    hosts.there.define_xml(&format!(
+        "<domain type='qemu'><name>web1</name><uuid>{}</uuid><memory unit='MiB'>64</memory>\
+         <os><type arch='x86_64' machine='pc'>hvm</type></os><devices>\
+         <disk type='file' device='disk'><driver name='qemu' type='raw'/><source file='{}'/>\
+         <target dev='vda' bus='virtio'/></disk></devices></domain>",
+        uuid.trim(),
+        image.display()
+    ));
+}
+
 #[test]
 fn an_interrupted_pull_is_continued_and_no_other_command_takes_its_disks() {
     let receiver = HeldReceiver::new();
     let Some(hosts) = receiver.hosts() else { return };
-    let words = hosts.words(&[]);
+    define_former(&hosts);
+    let words = hosts.words(&["--delete-former"]);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let held = HeldMove::begin(&hosts, &receiver);
     // The disk here can neither be used nor served a second time.
