@@ -30,9 +30,9 @@ pub(crate) enum MoveEvent {
     /// The hypervisor has stopped the machine for the rest of its memory.
     Stopped,
     /// The hypervisor has given up the images that are pulled.
-    Released(crate::Result<()>),
+    Released { attempt: u32, result: crate::Result<()> },
     /// The other host has compared the files of the copies with those that its hypervisor has open.
-    Verified(crate::Result<()>),
+    Verified { attempt: u32, result: crate::Result<()> },
     /// The machine runs at the other host.
     Started,
     /// The hypervisor has ended the migration.

@@ -210,20 +210,28 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 }
             }
             MoveEvent::Thawed | MoveEvent::Stopped => {}
-            MoveEvent::Released(Ok(())) => {
+            // A thread of an earlier attempt was slow: what it has seen does not hold any more.
+            MoveEvent::Released { attempt, .. } | MoveEvent::Verified { attempt, .. }
+                if attempt != self.attempt_count => {}
+            MoveEvent::Released { result: Ok(()), .. } => {
                 self.is_released = true;
                 self.hand_over();
                 self.advance()?;
             }
-            MoveEvent::Verified(Ok(())) => {
+            MoveEvent::Verified { result: Ok(()), .. } => {
                 self.is_verified = true;
                 self.unverified = None;
                 self.hand_over();
                 self.advance()?;
             }
             // QEMU there may open its disks later.
-            MoveEvent::Verified(Err(error @ Error::Refused { .. })) => self.unverified = Some(error),
-            MoveEvent::Verified(Err(error)) | MoveEvent::Released(Err(error)) => return Err(error),
+            MoveEvent::Verified {
+                result: Err(error @ Error::Refused { .. }),
+                ..
+            } => self.unverified = Some(error),
+            MoveEvent::Verified { result: Err(error), .. } | MoveEvent::Released { result: Err(error), .. } => {
+                return Err(error);
+            }
             MoveEvent::Started => self.times.end(MigrationPhase::Start, self.tools.common.clock.now()),
             MoveEvent::MemoryEnded(Ok(())) => return Ok(Some(self.moved())),
             MoveEvent::MemoryEnded(Err(error)) => return self.not_moved(error),
@@ -319,10 +327,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         });
         if !self.is_verified {
             let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
-            let uuid = self.plan.uuid.clone();
+            let (uuid, attempt) = (self.plan.uuid.clone(), self.attempt_count);
             self.scope.spawn(move || {
-                verify(tools, &uuid, &paths, &end, |verified| {
-                    events.send(MoveEvent::Verified(verified)).ok();
+                verify(tools, &uuid, &paths, &end, |result| {
+                    events.send(MoveEvent::Verified { attempt, result }).ok();
                 });
             });
         }
@@ -358,10 +366,12 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     fn await_release(&self) {
         if let Some(source) = self.source {
             let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
+            let attempt = self.attempt_count;
             self.scope.spawn(move || match source.wait_for_release(&end) {
                 Ok(false) => {}
                 released => {
-                    events.send(MoveEvent::Released(released.map(drop))).ok();
+                    let result = released.map(drop);
+                    events.send(MoveEvent::Released { attempt, result }).ok();
                 }
             });
         }
