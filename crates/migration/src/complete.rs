@@ -47,6 +47,8 @@ pub(crate) fn arrived<'a>(plan: &'a MigrationPlan, tools: &MigrationTools<'_>) -
     }
 }
 
+/// Does what is left to do at both hosts.
+///
 /// # Errors
 /// The other host could not do all of it. The machine does not start with this host any more.
 pub(crate) fn complete_arrived(machine: ArrivedMachine<'_>, far: &FarHost, tools: &MigrationTools<'_>) -> Result<()> {
@@ -67,7 +69,7 @@ pub(crate) fn complete_arrived(machine: ArrivedMachine<'_>, far: &FarHost, tools
     completed.map(drop)
 }
 
-/// What of the files that the machine had there before is deleted.
+/// The files that the machine had there before, if they are deleted.
 pub(crate) fn obsolete_files(former_files: &[PathBuf], tools: &MigrationTools<'_>) -> Vec<PathBuf> {
     match tools.former_disks {
         FormerDisks::Keep => Vec::new(),

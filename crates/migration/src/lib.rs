@@ -66,7 +66,7 @@ pub use image_file::ImageFile;
 pub use memory_relay::{MemoryRelay, RelayEnd};
 pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, PullTools, RunningTools};
 pub use plan::{DiskArrival, IncompleteMemory, LiveMemory, MigrationPlan, MovingForm, PlanRequest, PlannedDisk, plan};
-pub use post_copy::resume_pull;
+pub use post_copy::{ResumedPull, resume_pull};
 pub use report::{MigrationPhase, MigrationReport, MovedDisk, PhaseDuration, PulledDiskReport};
 pub use run::migrate_running;
 pub use service_link::{RECEIVE_MIGRATION_COMMAND, ServiceLink, ServiceProgram};

@@ -104,6 +104,7 @@ fn start_source(plan: &MigrationPlan, tools: &MigrationTools<'_>) -> Result<Opti
         disk: disk.target.clone(),
         path: disk.image.path.clone(),
         format: disk.image.format.clone(),
+        path_there: disk.path.clone(),
     });
     let mut record = PullRecord::new(plan.machine.clone(), plan.uuid.clone(), tools.pull.destination.clone());
     record.disks = disks.collect();

@@ -48,6 +48,8 @@ pub struct RecordedDisk {
     pub path: PathBuf,
     /// The format; none if it is to be detected.
     pub format: Option<String>,
+    /// Its image at the other host.
+    pub path_there: PathBuf,
 }
 
 /// The line that follows when the images were given up.
@@ -259,6 +261,7 @@ mod tests {
             disk: disk.to_owned(),
             path: path.into(),
             format: format.map(str::to_owned),
+            path_there: format!("/srv/vm/{disk}.qcow2").into(),
         };
         PullRecord {
             disks: vec![

@@ -24,5 +24,5 @@ mod served_disk;
 mod source;
 
 pub(crate) use pull::{PulledMachine, pull};
-pub use resume::resume_pull;
+pub use resume::{ResumedPull, resume_pull};
 pub(crate) use source::{ImageUse, PullSource};

@@ -59,7 +59,27 @@ impl PullSource {
         note: PullNote,
         tools: &MigrationTools<'_>,
     ) -> Result<Self> {
-        let stamps = note.stamps.clone();
+        let started = Self::serve(disks, image_use, &note, tools);
+        if started.is_err() && image_use == ImageUse::ByMachine {
+            // The machine stays here.
+            note.forget().ok();
+        }
+        let (images, server) = started?;
+        Ok(Self {
+            images,
+            stamps: Mutex::new(note.stamps.clone()),
+            note,
+            clock: Arc::clone(&tools.clock),
+            _server: server,
+        })
+    }
+
+    fn serve(
+        disks: Vec<(PulledDisk, ImageFile)>,
+        image_use: ImageUse,
+        note: &PullNote,
+        tools: &MigrationTools<'_>,
+    ) -> Result<(Vec<ServedImage>, DiskServer)> {
         let images = disks.into_iter().map(|(disk, image)| {
             let device = match image_use {
                 ImageUse::ByMachine => image.open()?,
@@ -70,7 +90,7 @@ impl PullSource {
         });
         let images: Vec<ServedImage> = images.collect::<Result<_>>()?;
         if image_use == ImageUse::AtRest {
-            check_stamps(&images, stamps.as_deref(), &note.record)?;
+            check_stamps(&images, note.stamps.as_deref(), &note.record)?;
         }
         let sockets = images.iter().map(|image| ServedSocket {
             export: image.disk.export.clone(),
@@ -79,13 +99,7 @@ impl PullSource {
         });
         let link = Arc::clone(&tools.pull.link);
         let server = DiskServer::start(sockets.collect(), link, Arc::clone(&tools.clock), tools.far.host())?;
-        Ok(Self {
-            images,
-            stamps: Mutex::new(stamps),
-            note,
-            clock: Arc::clone(&tools.clock),
-            _server: server,
-        })
+        Ok((images, server))
     }
 
     /// Waits until QEMU has given all images up, and serves what they contain then. False if `end` was set before.

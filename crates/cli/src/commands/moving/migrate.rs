@@ -306,9 +306,9 @@ impl MigrateArgs {
         };
         let observer = ShownMove::of_pull(context);
         let tools = self.common_tools(connections, other, &observer, context);
-        let report = context.work(1, |job| Ok(resume_pull(note, &tools, job)))?;
-        let report = report.map_err(migration_error)?;
-        Ok(report.map(|report| Migrated::new(&summary.name, MachineState::Running, target, &report)))
+        let resumed = context.work(1, |job| Ok(resume_pull(note, &tools, job)))?;
+        let resumed = resumed.map_err(migration_error)?;
+        Ok(resumed.map(|resumed| Migrated::new(&summary.name, resumed.state, target, &resumed.report)))
     }
 
     /// The first option that was given, and applies to machines only.

@@ -195,6 +195,32 @@ fn an_interrupted_pull_is_continued_and_no_other_command_takes_its_disks() {
     assert_complete(&hosts);
 }
 
+/// Its memory was not sent in time, and the command was killed. A definition there is not the machine.
+#[test]
+fn a_machine_that_has_not_moved_is_migrated_although_a_record_is_left() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    define_former(&hosts);
+    hosts.here.virsh(&["destroy", "web1"]);
+    let uuid = hosts.here.virsh(&["domuuid", "web1"]).trim().to_owned();
+    let disk = serde_json::json!({
+        "disk": "vda", "path": hosts.image, "format": "qcow2", "path_there": hosts.there.path("images/web1.qcow2"),
+    });
+    let record = serde_json::json!({
+        "version": 1, "machine": "web1", "uuid": uuid, "destination": hosts.destination(), "disks": [disk],
+        "former_files": [hosts.there.path("images/former.raw")],
+    });
+    let name = format!("state/holdfast/pulls/{uuid}.pull");
+    std::fs::create_dir_all(hosts.rig.path("state/holdfast/pulls")).unwrap();
+    hosts
+        .rig
+        .write(&name, format!("{record}\n{{\"stamps\":[null]}}\n").as_bytes());
+    let report = hosts.moved(&[]);
+    assert_eq!(report["state"], "shut-off", "{report}");
+    assert_eq!(report["disks"][0]["disk"], "vda", "{report}");
+    assert!(!hosts.rig.path(&name).exists());
+    assert_eq!(hosts.names_there(), ["former.raw", "web1.raw"]);
+}
+
 #[test]
 fn a_killed_pull_is_found_by_doctor_and_continued() {
     let receiver = HeldReceiver::new();
