@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 
-use crate::streams::forward_bytes;
+use crate::streams::{forward_bytes, wait_for_any};
 
 /// Bytes that are held back. QEMU's stream ends with a mark of one byte, and a description of the devices follows.
 const HELD_BYTES: usize = 4096;
@@ -212,15 +212,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Waits until `stream` can be read or an order was given. An order comes first.
 fn wait_for(stream: &impl std::os::fd::AsFd, woken: &UnixStream) -> std::io::Result<Ready> {
     let mut waited = [PollFd::new(stream, PollFlags::IN), PollFd::new(woken, PollFlags::IN)];
-    loop {
-        match poll(&mut waited, None) {
-            Err(rustix::io::Errno::INTR) => {}
-            other => {
-                other?;
-                break;
-            }
-        }
-    }
+    wait_for_any(&mut waited)?;
     let has_order = !waited[1].revents().is_empty();
     Ok(if has_order { Ready::Order } else { Ready::Stream })
 }

@@ -4,6 +4,8 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, poll};
+
 const PIECE_BYTES: usize = 256 << 10;
 
 /// Forwards bytes in both directions, until both have ended.
@@ -35,4 +37,14 @@ pub(crate) fn copy_bytes(mut from: impl Read, mut to: impl Write) -> std::io::Re
         to.write_all(&piece[..count])?;
     }
     Ok(())
+}
+
+/// Waits until one of these is ready.
+pub(crate) fn wait_for_any(waited: &mut [PollFd<'_>]) -> std::io::Result<()> {
+    loop {
+        match poll(waited, None) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other.map(drop)?),
+        }
+    }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::streams::join_streams;
+use crate::streams::{join_streams, wait_for_any};
 
 /// Interval of looking whether the source has connected again.
 const LOOK_INTERVAL: Timespec = Timespec {
@@ -82,15 +82,7 @@ impl DiskSocket {
             PollFd::new(&self.listener, PollFlags::IN),
             PollFd::new(stream, PollFlags::RDHUP),
         ];
-        loop {
-            match poll(&mut waited, None) {
-                Err(rustix::io::Errno::INTR) => {}
-                other => {
-                    other?;
-                    break;
-                }
-            }
-        }
+        wait_for_any(&mut waited)?;
         if !waited[1].revents().is_empty() {
             return Ok(None);
         }

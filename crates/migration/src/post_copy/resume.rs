@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use holdfast_engine::{Job, PullNote};
+use holdfast_engine::{Job, PullNote, PullRecord};
 use holdfast_host::MachineState;
 use holdfast_host::domain_xml::PulledDisk;
 
@@ -10,7 +10,7 @@ use super::pull::{PulledMachine, pull};
 use super::source::{ImageUse, PullSource};
 use crate::complete::{ArrivedMachine, complete_arrived, obsolete_files};
 use crate::error::{Error, Result};
-use crate::far::{FarRequest, FarState, Pulling};
+use crate::far::{FarRequest, FarState, Pulling, PullingDisk};
 use crate::image_file::ImageFile;
 use crate::migration_tools::MigrationTools;
 use crate::report::{MigrationPhase, MigrationReport, PhaseClock};
@@ -69,25 +69,7 @@ pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> 
     // The command may have been killed before it did this.
     let is_unfinished =
         tools.control.autostart(&record.uuid)? && complete_arrived(arrived.clone(), tools.far, tools).is_err();
-    let images = found.disks.iter().map(|disk| {
-        let known = record.disks.iter().find(|known| known.disk == disk.disk);
-        let image = known.map(|known| ImageFile {
-            path: known.path.clone(),
-            format: known.format.clone(),
-        });
-        let pulled = PulledDisk {
-            target: disk.disk.clone(),
-            path: disk.path.clone(),
-            socket: disk.socket.clone(),
-            export: disk.export.clone(),
-        };
-        image.map(|image| (pulled, image)).ok_or_else(|| Error::SourceChanged {
-            machine: record.machine.clone(),
-            disk: disk.disk.clone(),
-            reason: "the record of the move does not have it".to_owned(),
-        })
-    });
-    let images: Vec<(PulledDisk, ImageFile)> = images.collect::<Result<_>>()?;
+    let images = images_of(&record, &found.disks)?;
     tools.observer.phase(MigrationPhase::Pull);
     let source = PullSource::start(images, ImageUse::AtRest, note, tools)?;
     let configuration = tools.control.kept_configuration(&record.uuid)?;
@@ -113,4 +95,28 @@ pub fn resume_pull(note: PullNote, tools: &MigrationTools<'_>, job: Job<'_>) -> 
         _ => MachineState::Running,
     };
     Ok(Some(ResumedPull { state, report }))
+}
+
+/// The images here of disks that are not complete there.
+fn images_of(record: &PullRecord, disks: &[PullingDisk]) -> Result<Vec<(PulledDisk, ImageFile)>> {
+    let images = disks.iter().map(|disk| {
+        let recorded = record.disks.iter().find(|recorded| recorded.disk == disk.disk);
+        let recorded = recorded.ok_or_else(|| Error::SourceChanged {
+            machine: record.machine.clone(),
+            disk: disk.disk.clone(),
+            reason: "the record of the move does not have it".to_owned(),
+        })?;
+        let pulled = PulledDisk {
+            target: disk.disk.clone(),
+            path: disk.path.clone(),
+            socket: disk.socket.clone(),
+            export: disk.export.clone(),
+        };
+        let image = ImageFile {
+            path: recorded.path.clone(),
+            format: recorded.format.clone(),
+        };
+        Ok((pulled, image))
+    });
+    images.collect()
 }
