@@ -14,6 +14,7 @@ pub(crate) mod hostile;
 mod migrate;
 mod parse;
 mod receive;
+mod settings;
 mod state;
 
 pub use assemble::{AssembleError, assemble};
@@ -21,6 +22,7 @@ pub use migrate::{MemoryMethod, MemoryMode, end_sending};
 pub(crate) use migrate::{MemorySender, Sent};
 pub use parse::{MakeStore, Memory, MemoryStreamError, disassemble};
 pub use receive::{MemoryPipe, MemoryReceiver, receive};
+pub(crate) use settings::MigrationSettings;
 pub use state::{MemoryState, RamBlock, StateError};
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand};

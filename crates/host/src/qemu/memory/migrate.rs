@@ -8,10 +8,11 @@
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::MemoryPipe;
 use super::receive::StreamEnd;
+use super::settings::MigrationSettings;
 use crate::qemu::names::RunId;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 use crate::qemu::{Danger, QemuVersion};
@@ -82,15 +83,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Timeout from the last byte until QEMU reports completion.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(2);
-/// Capabilities that do not change the format of the stream.
-const HARMLESS: [&str; 2] = ["events", "auto-converge"];
 const STATUS: &str = "query-migrate";
-
-/// The previous migration settings, which are restored afterwards.
-pub(crate) struct Settings {
-    capabilities: Vec<Value>,
-    parameters: Value,
-}
 
 /// The result of a complete transfer: the machine is stopped, and all of its memory was sent.
 pub(crate) struct Sent {
@@ -98,7 +91,7 @@ pub(crate) struct Sent {
     pub(crate) paused_for: Duration,
     /// Whether another client had paused the machine before. If so, it stays paused.
     pub(crate) is_paused_by_others: bool,
-    pub(crate) settings: Settings,
+    pub(crate) settings: MigrationSettings,
 }
 
 /// Sends the memory of a machine.
@@ -128,7 +121,8 @@ impl MemorySender<'_> {
                 with: "another migration of the machine".to_owned(),
             });
         }
-        let settings = self.set()?;
+        let parameters = json!({ "max-bandwidth": bandwidth(self.run), "downtime-limit": DOWNTIME_MS });
+        let settings = MigrationSettings::change(self.monitor, &[], &parameters)?;
         let start = self.clock.now();
         let sent = self
             .begin(pipe, mode)
@@ -143,47 +137,10 @@ impl MemorySender<'_> {
                 settings,
             }),
             Err(error) => {
-                self.reset(&settings);
+                settings.restore(self.monitor);
                 Err(error)
             }
         }
-    }
-
-    /// Restores the previous settings. A failure does not harm the machine.
-    pub(crate) fn reset(&self, settings: &Settings) {
-        let capabilities = json!({ "capabilities": settings.capabilities });
-        self.execute("migrate-set-capabilities", capabilities).ok();
-        self.execute("migrate-set-parameters", settings.parameters.clone()).ok();
-    }
-
-    /// Switches off capabilities that change the format of the stream, and sets the limits.
-    fn set(&self) -> Result<Settings> {
-        let found = self.execute("query-migrate-capabilities", Value::Null)?;
-        let on = found.as_array().into_iter().flatten().filter(|capability| {
-            let name = capability["capability"].as_str().unwrap_or_default();
-            capability["state"] == true && !HARMLESS.contains(&name)
-        });
-        let capabilities: Vec<Value> = on.cloned().collect();
-        let off: Vec<Value> = capabilities
-            .iter()
-            .map(|capability| json!({ "capability": capability["capability"], "state": false }))
-            .collect();
-        if !off.is_empty() {
-            self.execute("migrate-set-capabilities", json!({ "capabilities": off }))?;
-        }
-        let found = self.execute("query-migrate-parameters", Value::Null)?;
-        let mut parameters = Map::new();
-        for name in ["max-bandwidth", "downtime-limit"] {
-            if let Some(value) = found.get(name) {
-                parameters.insert(name.to_owned(), value.clone());
-            }
-        }
-        let ours = json!({ "max-bandwidth": bandwidth(self.run), "downtime-limit": DOWNTIME_MS });
-        self.execute("migrate-set-parameters", ours)?;
-        Ok(Settings {
-            capabilities,
-            parameters: Value::Object(parameters),
-        })
     }
 
     fn begin(&self, pipe: MemoryPipe, mode: MemoryMode) -> Result<StreamEnd> {

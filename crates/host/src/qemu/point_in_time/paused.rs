@@ -102,7 +102,7 @@ impl SnapshotBuilder<'_> {
         }
         let total = self.clock.now().saturating_sub(start);
         if let Some(settings) = settings {
-            self.sending().reset(&settings);
+            settings.restore(self.monitor);
         }
         result?;
         let pause = if was_running {
