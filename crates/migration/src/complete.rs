@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use holdfast_block::error_text;
 use holdfast_host::{Autostart, MachineState};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::far::{FarHost, FarRequest, FarState};
 use crate::migration_tools::{FormerDisks, MigrationTools};
 use crate::plan::MigrationPlan;
@@ -23,7 +23,12 @@ pub(crate) struct ArrivedMachine<'a> {
 
 /// What is left to do when the machine of a plan is there.
 pub(crate) fn complete(plan: &MigrationPlan, tools: &MigrationTools<'_>) {
-    let completed = complete_arrived(arrived(plan, tools), tools.far, tools);
+    let mut completed = complete_arrived(arrived(plan, tools), tools.far, tools);
+    if let Err(Error::FarHost { .. }) = completed
+        && let Ok(far) = (tools.reach_far_again)()
+    {
+        completed = complete_arrived(arrived(plan, tools), &far, tools);
+    }
     if let Err(error) = completed {
         tools.observer.left(&error_text(&error));
     }
