@@ -143,7 +143,7 @@ pub use machine::run_journal::{JournalPlace, Phase, RunRecord, forget_run, note_
 pub use machine::state::memory::MemoryOptions;
 pub use machine::state::scratch::{
     MIGRATION_SOCKETS, RETURN_SOCKET, RuntimeFolder, disk_socket, is_disk_socket, is_memory_socket, memory_socket,
-    return_socket,
+    plain_memory_socket, return_socket,
 };
 pub use machine::state::tpm::StoppedTpm;
 pub use machine::tracked::{TrackRequest, TrackedDisk, TrackedMachine};

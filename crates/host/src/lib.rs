@@ -13,7 +13,7 @@ pub use hypervisor::{agent, domain_xml, virtualbox, xapi};
 pub use qemu::qmp;
 pub use storage::{changed_blocks, freeze, fuse_mount, grace_periods, loop_device, nbd_device, provider};
 
-pub use hypervisor::bare::{BareQemu, WITHOUT_UUID};
+pub use hypervisor::bare::{BareHost, BareQemu, CommandLine, WITHOUT_UUID};
 pub use hypervisor::error::{Error, Result};
 pub use hypervisor::exit_report::MachineEnd;
 #[cfg(feature = "libvirt")]
@@ -23,7 +23,8 @@ pub use hypervisor::machine::{
     BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
 pub use hypervisor::migration::{
-    Autostart, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit, SnapshotDescription,
+    Autostart, ConfigurationLanguage, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
+    ReceiverStart, ReceivingHost, SnapshotDescription,
 };
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

@@ -146,6 +146,14 @@ pub enum Error {
         /// The record of the move.
         record: PathBuf,
     },
+    /// A migration to another address was interrupted, and the machine may run there.
+    #[error("a migration of {machine} to {destination} was interrupted, and it may run there")]
+    Interrupted {
+        /// The machine.
+        machine: String,
+        /// The address.
+        destination: String,
+    },
     /// The machine was switched off, or has crashed, while it was moved.
     #[error("{machine} {how}")]
     Ended {

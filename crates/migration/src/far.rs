@@ -65,6 +65,14 @@ pub(crate) enum FarRequest {
         configuration: String,
         obsolete_files: Vec<PathBuf>,
     },
+    /// Start the hypervisor of a machine, which waits for its memory at this socket.
+    ReceiveMemory {
+        uuid: String,
+        configuration: String,
+        socket: PathBuf,
+    },
+    /// Start the machine, which has all of its memory.
+    Start { uuid: String },
     /// Delete the socket of a migration that has failed.
     RemoveSocket { path: PathBuf },
     /// Whether the hypervisor has exactly these files open for the machine.
@@ -386,7 +394,7 @@ mod tests {
     fn version_1_is_understood_and_written_as_it_was() {
         assert_lines_unchanged::<FarRequest>(REQUESTS);
         assert_lines_unchanged::<FarAnswer>(ANSWERS);
-        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [25, 11]);
+        assert_eq!([REQUESTS, ANSWERS].map(|lines| lines.lines().count()), [27, 11]);
     }
 
     #[test]

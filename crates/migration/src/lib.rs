@@ -6,6 +6,7 @@
 //! libvirt resumes the machine here.
 //!
 //! - `memory_relay`: the relay of the memory
+//! - `memory_receiver`: the other host, for hypervisors that do not reach each other
 //! - `memory_watch`, `memory_convergence`: the progress of the memory, and whether it will ever be sent
 //! - `request_link`: requests to a process of the other host, and its answers
 //! - `far`: requests to the `holdfast` of the other host, and how that answers them
@@ -20,6 +21,7 @@
 //!   failure at the end
 //! - `post_copy`: machines that run there before their disks are complete
 //! - `container`: containers that move
+//! - `interrupted`: a machine that an interrupted migration has left paused
 //! - `run`: the migration of a machine that runs; `shut_off`: of one that is shut off; `complete`: the end of both
 
 mod command_host;
@@ -31,8 +33,10 @@ mod error;
 mod far;
 mod forwarded_sockets;
 mod image_file;
+mod interrupted;
 mod machine_files;
 mod memory_convergence;
+mod memory_receiver;
 mod memory_relay;
 mod memory_watch;
 mod migration_tools;
@@ -63,6 +67,7 @@ pub use far::{
     serve_connection, serve_far, serve_host,
 };
 pub use image_file::ImageFile;
+pub use interrupted::{Settlement, settle};
 pub use memory_relay::{MemoryRelay, RelayEnd};
 pub use migration_tools::{FormerDisks, MigrationObserver, MigrationTools, PullTools, RunningTools};
 pub use plan::{DiskArrival, IncompleteMemory, LiveMemory, MigrationPlan, MovingForm, PlanRequest, PlannedDisk, plan};

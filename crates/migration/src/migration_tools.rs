@@ -69,7 +69,9 @@ pub struct RunningTools<'a> {
     pub forward: &'a (dyn Fn(&Path, &Path) -> Result<()> + Sync),
     /// A private folder for sockets.
     pub folder: PathBuf,
-    /// The socket for the memory: its path is the same on both hosts.
+    /// The socket here to which the hypervisor sends the memory.
+    pub relay_socket: PathBuf,
+    /// The socket for the memory at the other host. Hypervisors that reach each other need the same path on both hosts.
     pub memory_socket: PathBuf,
     /// The machine is resumed here if it is stopped for longer.
     pub frozen_max: Duration,

@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
-use holdfast_host::MigrationRequest;
+use holdfast_host::{ConfigurationLanguage, MigrationRequest};
 use holdfast_live_copy::{CopyDirector, MachineHandover, SenderState};
 
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
+use crate::memory_receiver::MemoryDestination;
 use crate::memory_relay::MemoryRelay;
 use crate::memory_watch::{MemoryWatch, guest_speed};
 use crate::migration_tools::RunningTools;
@@ -294,8 +295,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             },
             None => FarRequest::NameDisks { paths: paths.clone() },
         })?;
-        let relay = MemoryRelay::listen(&tools.memory_socket, self.onward).map_err(|source| Error::Relay {
-            path: tools.memory_socket.clone(),
+        let relay = MemoryRelay::listen(&tools.relay_socket, self.onward).map_err(|source| Error::Relay {
+            path: tools.relay_socket.clone(),
             source,
         })?;
         self.relay = Some(relay);
@@ -304,16 +305,21 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         let plan = self.plan;
         let events = self.events.clone();
         let guest_speed = guest_speed(tools.throttle);
-        let destination = format!("qemu+unix:///system?socket={}", self.hypervisor.display());
+        let destination = match plan.language {
+            ConfigurationLanguage::DomainXml => format!("qemu+unix:///system?socket={}", self.hypervisor.display()),
+            ConfigurationLanguage::CommandLine => tools.common.pull.destination.clone(),
+        };
+        let receiver = MemoryDestination::new(plan, &tools.common, &tools.memory_socket, events.clone());
         self.scope.spawn(move || {
             let moved = tools.hypervisor.migrate(
                 &plan.uuid,
                 &MigrationRequest {
                     destination: &destination,
-                    memory_socket: &tools.memory_socket,
+                    memory_socket: &tools.relay_socket,
                     configuration: &plan.configuration,
                     kept_configuration: &plan.kept_configuration,
                     guest_speed,
+                    receiver: &receiver,
                 },
             );
             events.send(MoveEvent::MemoryEnded(moved)).ok();
@@ -339,6 +345,10 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     /// Asks the other host when the machine runs. libvirt reports the end only when it has ended the process here.
     fn await_start(&self) {
+        if self.plan.language == ConfigurationLanguage::CommandLine {
+            // The machine is started by a request.
+            return;
+        }
         let (events, tools, uuid) = (self.events.clone(), self.tools, self.plan.uuid.clone());
         self.scope.spawn(move || {
             if tools.common.far.ask(&FarRequest::AwaitStart { uuid }).is_ok() {

@@ -11,13 +11,14 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_engine::StoppedTpm;
 use holdfast_host::domain_xml::{
-    DiskChange, DiskPlace, HostNeeds, Identity, Medium, PulledDisk, Rewrite, rewrite, with_moved_files,
-    with_pulled_disks,
+    DiskChange, DiskPlace, Identity, Medium, PulledDisk, Rewrite, rewrite, with_moved_files, with_pulled_disks,
 };
 use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
 use holdfast_host::qemu::{QemuVersion, jobs};
 use holdfast_host::qmp::MonitorError;
-use holdfast_host::{Description, KeptStates, Machine, MachineHistory, MachineState};
+use holdfast_host::{
+    CommandLine, ConfigurationLanguage, Description, KeptStates, Machine, MachineHistory, MachineState,
+};
 
 use crate::error::{Error, Result};
 use crate::far::{BACKING, CheckRequest, FarAnswer, FarHost, FarRequest, MovingHypervisor, NVRAM, OverlayDisk};
@@ -91,6 +92,8 @@ pub struct MigrationPlan {
     pub state: MachineState,
     /// The disks, in the order of the configuration. For a machine that is shut off, the variables of its firmware follow.
     pub disks: Vec<PlannedDisk>,
+    /// How its hypervisor describes it.
+    pub language: ConfigurationLanguage,
     /// The configuration with which it runs there, if it runs.
     pub configuration: String,
     /// The configuration for later starts.
@@ -166,9 +169,12 @@ struct Findings {
 
 impl Findings {
     /// Adds what follows from the time at which the disks are complete.
-    fn add_arrival(&mut self, arrival: DiskArrival, state: MachineState) {
-        match (arrival, state) {
+    fn add_arrival(&mut self, request: &PlanRequest<'_>, state: MachineState) {
+        match (request.arrival, state) {
             (DiskArrival::BeforeStart, _) => {}
+            _ if request.hypervisor.language() == ConfigurationLanguage::CommandLine => self
+                .obstacles
+                .push("--post-copy is for machines of libvirt".to_owned()),
             (DiskArrival::AfterStart { .. }, MachineState::Running) => self.notes.push(
                 "it runs there before its disks are complete: until then, it needs this host, the connection, and the disks here as \
                  they are; if one of them is lost, what it has done since is lost with it"
@@ -221,8 +227,9 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         return Ok(empty_plan(&description, findings.obstacles));
     }
     let runs = summary.state == MachineState::Running;
-    findings.add_arrival(request.arrival, summary.state);
-    if runs && socket.is_none() {
+    findings.add_arrival(request, summary.state);
+    let language = request.hypervisor.language();
+    if language == ConfigurationLanguage::DomainXml && runs && socket.is_none() {
         findings
             .obstacles
             .push("its hypervisor there has no local socket".to_owned());
@@ -245,6 +252,10 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
             "its processor is emulated, and QEMU {version} may then lose writes to memory that it is sending; QEMU 9.0 does not"
         ));
     }
+    if language == ConfigurationLanguage::CommandLine {
+        let line = CommandLine::parse(&configurations.running).map_err(|detail| unreadable(&description, detail))?;
+        findings.notes.extend(line.notes());
+    }
     findings.add_check(request.far, &description, &configurations, &moving.disks)?;
     // The variables of the firmware of a running machine keep their place.
     let former = moving.former.into_iter();
@@ -253,6 +264,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         machine: summary.name.clone(),
         uuid: summary.uuid.clone(),
         state: summary.state,
+        language,
         disks: moving.disks,
         configuration: configurations.running,
         kept_configuration: configurations.kept,
@@ -289,7 +301,9 @@ impl Configurations {
     fn read(request: &PlanRequest<'_>, description: &Description, moving: &Moving) -> Result<Self> {
         let summary = &description.summary;
         let moved = |text: &str| {
-            let moved = if moving.files.is_empty() {
+            let moved = if request.hypervisor.language() == ConfigurationLanguage::CommandLine {
+                moved_command_line(text, &moving.disks)
+            } else if moving.files.is_empty() {
                 moved_configuration(text, &moving.disks)
             } else {
                 moved_configuration(text, &[]).and_then(|text| with_moved_files(&text, &moving.files))
@@ -327,10 +341,18 @@ fn obstacles_here(
     if description.summary.state == MachineState::ShutOff {
         obstacles.extend(StoppedTpm::read(request.machine, request.clock).err());
     }
-    let needs = HostNeeds::of(&configurations.running).unwrap_or_default();
+    if description.summary.state == MachineState::Running {
+        obstacles.extend(request.hypervisor.blockers(&description.summary.uuid)?);
+    }
+    let needs = request.hypervisor.needs(&configurations.running).unwrap_or_default();
     let passed = needs.pci_devices.iter();
     obstacles.extend(passed.map(|address| format!("the PCI device {address} is passed through, and stays here")));
     Ok(obstacles)
+}
+
+fn moved_command_line(text: &str, disks: &[PlannedDisk]) -> std::result::Result<String, String> {
+    let places = disks.iter().map(|disk| (disk.image.path.clone(), disk.path.clone()));
+    Ok(CommandLine::parse(text)?.moved(&places.collect())?.text())
 }
 
 /// A configuration of the machine, with its disks at their new places.
@@ -360,6 +382,7 @@ fn empty_plan(description: &Description, obstacles: Vec<String>) -> MigrationPla
         machine: description.summary.name.clone(),
         uuid: description.summary.uuid.clone(),
         state: description.summary.state,
+        language: ConfigurationLanguage::DomainXml,
         disks: Vec::new(),
         configuration: String::new(),
         kept_configuration: String::new(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use holdfast_host::MachineState;
 
 use crate::error::Result;
-use crate::far::{FarHost, FarRequest, FarState};
+use crate::far::{FarAnswer, FarHost, FarRequest, FarState};
 use crate::migration_tools::MigrationTools;
 
 /// How long the other host is asked, whose hypervisor may be starting again.
@@ -72,7 +72,11 @@ impl<'a> AskedHost<'a> {
     /// Switches a machine off there.
     pub(crate) fn power_off(&self, uuid: &str) -> Result<()> {
         let uuid = uuid.to_owned();
-        self.far().ask(&FarRequest::PowerOff { uuid }).map(drop)
+        self.ask(&FarRequest::PowerOff { uuid }).map(drop)
+    }
+
+    pub(crate) fn ask(&self, request: &FarRequest) -> Result<FarAnswer> {
+        self.far().ask(request)
     }
 }
 

@@ -4,6 +4,7 @@ use std::sync::mpsc::channel;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Job, MIGRATION_SOCKETS, PullNote, PullRecord, RecordedDisk};
+use holdfast_host::ConfigurationLanguage;
 use holdfast_live_copy::{ConvergenceOptions, CopyDirector, TrackedSource, Unconverged};
 
 use crate::complete::{arrived, complete, complete_arrived, obsolete_files};
@@ -23,7 +24,9 @@ use crate::report::{MigrationPhase, MigrationReport, PhaseDuration};
 pub fn migrate_running(plan: &MigrationPlan, tools: &RunningTools<'_>, job: Job<'_>) -> Result<MigrationReport> {
     plan.require_no_obstacles()?;
     let [hypervisor, onward] = MIGRATION_SOCKETS.map(|name| tools.folder.join(name));
-    (tools.forward)(&hypervisor, &plan.far_socket)?;
+    if plan.language == ConfigurationLanguage::DomainXml {
+        (tools.forward)(&hypervisor, &plan.far_socket)?;
+    }
     (tools.forward)(&onward, &tools.memory_socket)?;
     let source = start_source(plan, &tools.common)?;
     let copied_count = if source.is_some() { 0 } else { plan.disks.len() };

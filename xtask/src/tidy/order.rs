@@ -135,6 +135,8 @@ pub(crate) const ORDERS: &[Order] = &[
             "memory_watch",
             "move_watch",
             "resolution",
+            "memory_receiver",
+            "interrupted",
             "post_copy",
             "mover",
             "run",

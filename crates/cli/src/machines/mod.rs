@@ -331,8 +331,7 @@ impl<'a> Hypervisors<'a> {
             }),
             Place::Qmp(path) => BareQemu::connect(path, Arc::clone(self.context.clock())).map(|qemu| {
                 let machine = qemu.only_machine();
-                let mut address = OsString::from(QMP);
-                address.push(std::path::absolute(path).unwrap_or_else(|_| path.clone()));
+                let address = monitor_address(path);
                 let mut way = way(&address, machine.name());
                 way.extend(
                     qemu.agent_socket()
@@ -456,7 +455,8 @@ impl Choice {
     }
 }
 
-fn way(address: &OsStr, machine: &str) -> Vec<OsString> {
+/// The arguments with which another process finds a machine.
+pub fn way(address: &OsStr, machine: &str) -> Vec<OsString> {
     [
         "--connect".into(),
         address.to_owned(),
@@ -464,6 +464,13 @@ fn way(address: &OsStr, machine: &str) -> Vec<OsString> {
         machine.into(),
     ]
     .into()
+}
+
+/// The address of the QEMU with its monitor at a path.
+pub fn monitor_address(path: &Path) -> OsString {
+    let mut address = OsString::from(QMP);
+    address.push(std::path::absolute(path).unwrap_or_else(|_| path.to_owned()));
+    address
 }
 
 /// The path in an address, if it is that of a QEMU monitor.

@@ -1,5 +1,6 @@
 //! `migrate`: a machine moves between two hosts.
 
+mod bare;
 mod commands;
 mod containers;
 mod handovers;

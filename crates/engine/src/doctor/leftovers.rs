@@ -17,8 +17,8 @@ use crate::files::state_file::half_notes;
 use crate::host_snapshot::states::StateStore;
 use crate::machine::run_journal::HALF;
 use crate::machine::state::scratch::{
-    CONTROL_SOCKET, HYPERVISOR_SOCKETS, MIGRATION_SOCKETS, RETURN_SOCKET, RUNTIME_FOLDERS, SOCKET, is_migration_socket,
-    lock_unneeded, own_folders,
+    CONTROL_SOCKET, HYPERVISOR_SOCKETS, MIGRATION_SOCKETS, PLAIN_SOCKETS, RETURN_SOCKET, RUNTIME_FOLDERS, SOCKET,
+    is_migration_socket, lock_unneeded, own_folders,
 };
 
 /// A younger file may still be in use by its creator.
@@ -69,7 +69,8 @@ pub(super) fn leftovers(
             };
             found.extend(is_left.then(|| leftover(folder, LeftoverKind::Socket)));
         }
-        let sockets = unbound_sockets(Path::new(HYPERVISOR_SOCKETS));
+        let sockets = [HYPERVISOR_SOCKETS, PLAIN_SOCKETS].map(Path::new);
+        let sockets = sockets.into_iter().flat_map(unbound_sockets);
         found.extend(sockets.map(|path| leftover(path, LeftoverKind::MigrationSocket)));
         let states = request.storage.as_ref().and_then(|storage| storage.states);
         let scratch = states.map(StateStore::scratch).into_iter();

@@ -6,6 +6,10 @@
 //! passed to it.
 
 mod block;
+mod command_line;
+mod host;
+mod receiving;
+mod sending;
 mod tpm;
 
 use std::fmt::Write as _;
@@ -18,6 +22,8 @@ use holdfast_block::Clock;
 use serde_json::{Map, Value, json};
 
 use self::block::Blocks;
+pub use self::command_line::CommandLine;
+pub use self::host::BareHost;
 use crate::hypervisor::agent::socket::{AgentError, AgentSocket, ask};
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::exit_report::MachineEnd;

@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::hypervisor::domain_xml::HostNeeds;
 use crate::hypervisor::error::Result;
+use crate::system::processes::ProcessInfo;
 
 /// How a machine moves. Its disks are copied by the caller.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct MigrationRequest<'a> {
-    /// The address of the other hypervisor, as this one reaches it.
+    /// The address of the other hypervisor, as this one reaches it; of the other host, if this one does not.
     pub destination: &'a str,
     /// The socket to which this hypervisor connects to send the memory. The other one listens at the same path of its host.
     pub memory_socket: &'a Path,
@@ -20,6 +22,43 @@ pub struct MigrationRequest<'a> {
     pub kept_configuration: &'a str,
     /// Whether the guest may be slowed.
     pub guest_speed: GuestSpeed,
+    /// The other host, for a hypervisor that does not reach the one there itself.
+    pub receiver: &'a dyn ReceivingHost,
+}
+
+/// The host to which a machine moves whose hypervisor does not reach the one there.
+pub trait ReceivingHost: Sync {
+    /// Starts a hypervisor that waits for the memory.
+    ///
+    /// # Errors
+    /// Why it does not start, for users.
+    fn prepare(&self) -> std::result::Result<(), String>;
+
+    /// Starts the machine, which has all of its memory.
+    fn start(&self) -> ReceiverStart;
+
+    /// Ends the hypervisor, since the machine runs here.
+    fn discard(&self);
+}
+
+/// Whether a machine has started at the other host. A reason is for users.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ReceiverStart {
+    /// It runs there.
+    Runs,
+    /// It is not there any more, and has not run there.
+    IsGone(String),
+    /// It may run there.
+    Unknown(String),
+}
+
+/// How a hypervisor describes its machines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConfigurationLanguage {
+    /// libvirt's XML. The hypervisors of both hosts reach each other, and start the machine at the other host.
+    DomainXml,
+    /// A [`CommandLine`](crate::CommandLine). A [`ReceivingHost`] starts the machine at the other host.
+    CommandLine,
 }
 
 /// How fast the processors of the guest are while its memory is sent.
@@ -71,6 +110,18 @@ pub struct SnapshotDescription {
 
 /// A hypervisor that moves machines, given by name or UUID.
 pub trait LiveMigration: Send + Sync {
+    /// How it describes machines.
+    fn language(&self) -> ConfigurationLanguage;
+
+    /// What a host must have for a configuration.
+    ///
+    /// # Errors
+    /// What is wrong with the configuration, for users.
+    fn needs(&self, configuration: &str) -> std::result::Result<HostNeeds, String>;
+
+    /// What prevents a machine that runs from moving, for users.
+    fn blockers(&self, machine: &str) -> Result<Vec<String>>;
+
     /// The configuration of a running machine for the hypervisor of another host, complete with what the guest sees.
     fn migratable_configuration(&self, machine: &str) -> Result<String>;
 
@@ -79,6 +130,22 @@ pub trait LiveMigration: Send + Sync {
 
     /// Moves a machine, and returns when it runs there. It runs here after an error.
     fn migrate(&self, machine: &str, request: &MigrationRequest<'_>) -> Result<()>;
+
+    /// Starts a machine with this configuration, which waits for its memory to come to a socket that is made.
+    ///
+    /// # Errors
+    /// It cannot be started, or the hypervisors reach each other.
+    fn receive(&self, configuration: &str, memory_socket: &Path) -> Result<()>;
+
+    /// Whether a process of this host is the QEMU of a machine.
+    fn is_process_of(&self, machine: &str, process: &ProcessInfo) -> bool;
+
+    /// The other host of a migration that was interrupted after the machine had sent all of its memory: it is paused here, and
+    /// may run there. None if that is not so, and if the hypervisor ends such migrations itself.
+    fn interrupted(&self, machine: &str) -> Result<Option<String>>;
+
+    /// Lets a machine run here whose migration was interrupted. It must not run at the other host.
+    fn take_back(&self, machine: &str) -> Result<()>;
 
     /// Limits the time for which the machine is stopped while the rest of its memory is sent.
     fn limit_downtime(&self, machine: &str, longest: Duration) -> Result<()>;

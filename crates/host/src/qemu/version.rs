@@ -1,5 +1,6 @@
 //! The version of a QEMU.
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
@@ -7,7 +8,8 @@ use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
 const COMMAND: &str = "query-version";
 
 /// A version of QEMU; later versions are greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct QemuVersion {
     /// The major version.
     pub major: u64,
@@ -34,6 +36,14 @@ impl QemuVersion {
                 detail: "no version numbers".to_owned(),
             }),
         }
+    }
+
+    /// The version in what `--version` prints.
+    pub(crate) fn in_text(text: &str) -> Option<Self> {
+        let words = text.split_whitespace();
+        let mut after = words.skip_while(|word| *word != "version").skip(1);
+        let mut numbers = after.next()?.split('.').map(|number| number.parse().ok());
+        Some(Self::new(numbers.next()??, numbers.next()??, numbers.next()??))
     }
 
     pub(super) fn is_of_branch(self, other: Self) -> bool {

@@ -2,6 +2,7 @@
 
 mod at_terminal;
 mod confined;
+mod detached;
 pub(crate) mod local_tools;
 mod piped;
 mod reader;
@@ -22,6 +23,7 @@ use holdfast_block::Clock;
 use rustix::process::{Pid, Signal, kill_process_group};
 
 pub(crate) use at_terminal::ask_at_terminal;
+pub(crate) use detached::DetachedProcess;
 pub use local_tools::LocalTools;
 pub use piped::{Piped, PipedEnd, StreamTools};
 pub use reader::ConfinedReader;

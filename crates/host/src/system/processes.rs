@@ -281,6 +281,11 @@ impl Process {
         }
     }
 
+    /// The process id.
+    pub(crate) fn number(&self) -> Option<u32> {
+        self.folder.file_name()?.to_str()?.parse().ok()
+    }
+
     /// Whether the paths of the process may refer to other files than in this process: it has another root directory
     /// or mount namespace, or this is unknown.
     pub(crate) fn sees_other_files(&self) -> bool {

@@ -33,18 +33,3 @@ pub(super) fn open_disk(path: &Path, format: Option<Format>) -> holdfast_image::
     };
     holdfast_image::open(path, &options)
 }
-
-/// Whether the QEMU of a machine has a file open. A copy into a file that it does not use would be of no use.
-pub(super) fn verify(uuid: &str, path: &Path) -> Result<(), String> {
-    let users = users_of_file(path);
-    let is_its = |arguments: &[String]| arguments.iter().any(|word| word == uuid);
-    if users.found.iter().any(|process| is_its(&process.arguments)) {
-        return Ok(());
-    }
-    let reason = if users.is_complete {
-        "its hypervisor has another file open"
-    } else {
-        "which files its hypervisor has open is not visible: holdfast must run as root there"
-    };
-    Err(format!("{}: {reason}", path.display()))
-}

@@ -7,16 +7,15 @@ use std::time::Duration;
 
 use holdfast_block::{Clock, error_text};
 use holdfast_engine::{is_memory_socket, store_tpm_state};
-use holdfast_host::domain_xml::HostNeeds;
 use holdfast_host::{
     Autostart, Description, DiskSource, ExecutionState, LiveDisks, LiveMigration, Machine, MachineDisk, MachineHistory,
-    MachineState, MachineSummary, ProcessorFit, TpmPlace, agent,
+    MachineState, MachineSummary, ProcessInfo, ProcessorFit, TpmPlace, agent, users_of_file,
 };
 use holdfast_image::Format;
 use holdfast_live_copy::{name_early, remove_early_name, remove_journal};
 
 use super::file_checks::{is_taken_for, missing_files, no_place, no_space};
-use super::file_users::{is_in_use, needs_file, open_disk, verify};
+use super::file_users::{is_in_use, needs_file, open_disk};
 use super::named_copies::NamedCopies;
 use super::{BACKING, CheckRequest, DiskForm, FarAnswer, FarRequest, FarState, FormerDisk, NVRAM, TpmContent};
 use crate::machine_files::{MachineFiles, own_disks};
@@ -81,13 +80,7 @@ impl FarTools<'_> {
             FarRequest::Path { path } => Ok(path_answer(&path, DiskForm::Copy)),
             FarRequest::OverlayPath { path } => Ok(path_answer(&path, DiskForm::Overlay)),
             FarRequest::Check(request) => self.check(&request),
-            FarRequest::NameDisks { paths } => {
-                let answer = for_all(&paths, |path| name_early(path).map_err(|error| error_text(&error)));
-                for path in &paths {
-                    named.note(path);
-                }
-                answer
-            }
+            FarRequest::NameDisks { paths } => name_disks(&paths, named),
             FarRequest::UnnameDisks { paths } => for_all(&paths, |path| self.unname(path, named)),
             FarRequest::MakeOverlays { disks } => self.make_overlays(&disks),
             FarRequest::DeleteOverlays { paths } => for_all(&paths, |path| self.delete_overlay(path)),
@@ -98,8 +91,12 @@ impl FarTools<'_> {
                 configuration,
                 obsolete_files,
             } => self.delete_all(&obsolete_files, self.end_pull(&uuid, &configuration)),
+            FarRequest::ReceiveMemory {
+                configuration, socket, ..
+            } => self.receive_memory(&configuration, &socket),
+            FarRequest::Start { uuid } => self.start(&uuid),
             FarRequest::RemoveSocket { path } => remove_socket(&path),
-            FarRequest::VerifyDisks { uuid, paths } => for_all(&paths, |path| verify(&uuid, path)),
+            FarRequest::VerifyDisks { uuid, paths } => for_all(&paths, |path| self.verify(&uuid, path)),
             FarRequest::State { uuid } => Ok(FarAnswer::State {
                 state: self.state(&uuid)?,
             }),
@@ -164,7 +161,7 @@ impl FarTools<'_> {
         if self.hypervisor.processor_fit(&request.configuration) == ProcessorFit::Lacks {
             obstacles.push("the processor there lacks features of the machine's processor".to_owned());
         }
-        let needs = HostNeeds::of(&request.configuration)?;
+        let needs = self.hypervisor.needs(&request.configuration)?;
         obstacles.extend(self.hypervisor.missing_resources(&needs));
         obstacles.extend(missing_files(&needs, request));
         obstacles.extend(request.disks.iter().filter_map(no_place));
@@ -252,6 +249,37 @@ impl FarTools<'_> {
         while is_in_use(path) && self.clock.now() < until {
             self.clock.sleep(RELEASE_INTERVAL);
         }
+    }
+
+    /// Whether the QEMU of a machine has a file open. A copy into a file that it does not use would be of no use.
+    fn verify(&self, uuid: &str, path: &Path) -> Result<(), String> {
+        let users = users_of_file(path);
+        let is_its = |process: &ProcessInfo| self.hypervisor.is_process_of(uuid, process);
+        if users.found.iter().any(is_its) {
+            return Ok(());
+        }
+        let reason = if users.is_complete {
+            "its hypervisor has another file open"
+        } else {
+            "which files its hypervisor has open is not visible: holdfast must run as root there"
+        };
+        Err(format!("{}: {reason}", path.display()))
+    }
+
+    fn receive_memory(&self, configuration: &str, socket: &Path) -> Answered {
+        if !is_memory_socket(socket) {
+            return Err(format!("{} is not a socket of a migration", socket.display()));
+        }
+        let received = self.hypervisor.receive(configuration, socket);
+        received
+            .map(|()| FarAnswer::Done {})
+            .map_err(|error| error_text(&error))
+    }
+
+    fn start(&self, uuid: &str) -> Answered {
+        let started = self.hypervisor.unpause(uuid);
+        started.map_err(|error| error_text(&error))?;
+        self.await_start(uuid)
     }
 
     fn power_off(&self, uuid: &str) -> Answered {
@@ -415,6 +443,14 @@ fn path_answer(path: &Path, form: DiskForm) -> FarAnswer {
 fn for_all(paths: &[PathBuf], work: impl Fn(&Path) -> Result<(), String>) -> Answered {
     paths.iter().try_for_each(|path| work(path))?;
     Ok(FarAnswer::Done {})
+}
+
+fn name_disks(paths: &[PathBuf], named: &mut NamedCopies) -> Answered {
+    let answer = for_all(paths, |path| name_early(path).map_err(|error| error_text(&error)));
+    for path in paths {
+        named.note(path);
+    }
+    answer
 }
 
 /// libvirt leaves the socket of a migration that has failed.

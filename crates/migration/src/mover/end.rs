@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 
 use holdfast_block::error_text;
 use holdfast_engine::Unit;
+use holdfast_host::ConfigurationLanguage;
 
 use super::{BreakReason, Mover, Stage};
 use crate::error::{Error, Result};
@@ -71,6 +72,10 @@ impl Mover<'_, '_, '_> {
         match Resolution::of(here, there.as_ref().ok().copied()) {
             Resolution::Moved => {
                 tools.observer.left(&error_text(&error));
+                if self.plan.language == ConfigurationLanguage::CommandLine {
+                    let ended = tools.control.power_off(uuid);
+                    ended.map_err(|error| Error::of_hypervisor(&self.plan.machine, error))?;
+                }
                 Ok(Some(self.moved()))
             }
             Resolution::PowerOffThere => {
@@ -78,6 +83,13 @@ impl Mover<'_, '_, '_> {
                 Err(Error::of_hypervisor(&self.plan.machine, error))
             }
             Resolution::StaysHere => Err(Error::of_hypervisor(&self.plan.machine, error)),
+            Resolution::Unknown if self.plan.language == ConfigurationLanguage::CommandLine => {
+                tools.observer.left(&error_text(&error));
+                Err(Error::Interrupted {
+                    machine: self.plan.machine.clone(),
+                    destination: tools.pull.destination.clone(),
+                })
+            }
             Resolution::Unknown => Err(Error::Unresolved {
                 machine: self.plan.machine.clone(),
                 here: here.map_or_else(|| "unknown".to_owned(), |state| state.to_string()),

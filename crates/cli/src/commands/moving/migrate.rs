@@ -1,6 +1,7 @@
 //! `holdfast migrate`: moves a machine to another host, also while it runs.
 
 mod advice;
+mod connections;
 mod container;
 mod container_report;
 mod other_host;
@@ -16,12 +17,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use holdfast_engine::{Job, PullNote, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine, memory_socket};
-use holdfast_host::{DiskChoice, Hypervisor as _, Libvirt, Machine, MachineState};
+use holdfast_engine::{Job, PullNote, Quiesce, RuntimeFolder, TrackRequest, TrackedMachine};
+use holdfast_host::{DiskChoice, Machine, MachineState};
 use holdfast_live_copy::ThrottlePolicy;
 use holdfast_migration::{
     DiskArrival, FormerDisks, IncompleteMemory, MigrationPlan, MigrationReport, MigrationTools, PlanRequest, PullTools,
-    RunningTools, migrate_running, migrate_shut_off, plan, resume_pull,
+    RunningTools, Settlement, migrate_running, migrate_shut_off, plan, resume_pull, settle,
 };
 use holdfast_repo::SystemProcesses;
 use holdfast_repo::key::SystemRandomness;
@@ -33,9 +34,10 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::machines::{MachineWord, connect_libvirt, libvirt_address, runs};
+use crate::machines::{MachineWord, monitor_address, runs};
 use crate::process::time;
 use advice::migration_error;
+use connections::Connections;
 use container::ContainerMoveArgs;
 use other_host::OtherHost;
 use report::{Migrated, MigrationPlanned};
@@ -52,7 +54,7 @@ const GUARD_TIME: Duration = Duration::from_secs(30);
 /// Arguments of `migrate`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct MigrateArgs {
-    /// A machine of libvirt, which runs or is shut off, or the folder of a container
+    /// A machine of libvirt, which runs or is shut off; qmp:PATH, the QEMU with a monitor socket; or the folder of a container
     #[arg(value_name = "MACHINE")]
     machine: String,
     /// A host that has holdfast; disks are stored in the folder [default: that of libvirt's pool], and a container becomes a
@@ -62,9 +64,9 @@ pub(crate) struct MigrateArgs {
     /// The hypervisor's address here: qemu:///system
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
-    /// The hypervisor's address there, as that host reaches it
-    #[arg(long, value_name = "URI", default_value = "qemu:///system")]
-    connect_there: String,
+    /// The address of libvirt there, as that host reaches it [default: qemu:///system]
+    #[arg(long, value_name = "URI")]
+    connect_there: Option<String>,
     /// An image at the other host with content similar to that of a disk: only the differences are sent; may be repeated
     /// [default: the disks of a definition of the machine there]
     #[arg(long, value_name = "DISK=PATH")]
@@ -160,6 +162,7 @@ impl Verb for MigrateArgs {
                 "remove the option; container:FOLDER is a container in any case",
             ));
         }
+        self.refuse_options_of_libvirt()?;
         if let Some(count) = self.repeat {
             return self.move_repeatedly(&target, count, context);
         }
@@ -214,48 +217,20 @@ fn parse_seeds(words: &[OsString]) -> Result<BTreeMap<String, PathBuf>, Error> {
     Ok(seeds)
 }
 
-/// Connections to the hypervisor of this host.
-struct Connections {
-    uri: String,
-    /// Waits until the machine has moved.
-    moving: Libvirt,
-    control: Libvirt,
-    /// Asks whether the machine is stopped.
-    watching: Libvirt,
-    /// Records its writes.
-    tracking: Libvirt,
-}
-
-impl Connections {
-    /// The words by which the watchdog finds a machine.
-    fn way_to(&self, machine: &str) -> Vec<OsString> {
-        ["--connect", &self.uri, "--machine", machine]
-            .map(OsString::from)
-            .into()
-    }
-}
-
 impl MigrateArgs {
     /// Migrates the machine. Returns nothing after a dry run, which is reported here.
     fn migrate(&self, target: &MoveTarget, other: &OtherHost, context: &Context) -> Result<Option<Migrated>, Error> {
-        let uri = libvirt_address(self.connect.as_deref(), context);
-        // Calls on one connection wait for each other: a migration takes minutes, and others must be answered in milliseconds.
-        let [moving, control, watching, tracking] = [(); 4].map(|()| connect_libvirt(&uri, context));
-        let connections = Connections {
-            uri,
-            moving: moving?,
-            control: control?,
-            watching: watching?,
-            tracking: tracking?,
-        };
-        let watched = connections.watching.machine(&self.machine);
-        let watched = watched.map_err(holdfast_engine::Error::from)?;
+        let connections = Connections::open(&self.word(), self.connect.as_deref(), context)?;
+        let watched = connections.named()?;
         if let Some(moved) = self.resume_pull(target, &*watched, &connections, other, context)? {
+            return Ok(Some(moved));
+        }
+        if let Some(moved) = self.settle(target, &*watched, &connections, other, context)? {
             return Ok(Some(moved));
         }
         let run = runs::new_run()?;
         let plan = plan(&PlanRequest {
-            hypervisor: &connections.control,
+            hypervisor: &*connections.control,
             machine: &*watched,
             far: &other.far,
             folder: target.folder.as_deref(),
@@ -311,6 +286,40 @@ impl MigrateArgs {
         Ok(resumed.map(|resumed| Migrated::new(&summary.name, resumed.state, target, &resumed.report)))
     }
 
+    /// Completes a migration that was interrupted when the machine had sent all of its memory; none if it runs here.
+    fn settle(
+        &self,
+        target: &MoveTarget,
+        machine: &dyn Machine,
+        connections: &Connections,
+        other: &OtherHost,
+        context: &Context,
+    ) -> Result<Option<Migrated>, Error> {
+        if self.dry_run {
+            return Ok(None);
+        }
+        let summary = machine.describe().map_err(holdfast_engine::Error::from)?.summary;
+        let observer = ShownMove::of_pull(context);
+        let tools = self.common_tools(connections, other, &observer, context);
+        match settle(&summary.name, &summary.uuid, &tools).map_err(migration_error)? {
+            Settlement::NotInterrupted => Ok(None),
+            Settlement::StaysHere => {
+                let note = "an earlier migration was interrupted before the machine ran there; it was resumed here";
+                context.console().note(note);
+                Ok(None)
+            }
+            Settlement::Moved => {
+                let report = MigrationReport::default();
+                Ok(Some(Migrated::new(
+                    &summary.name,
+                    MachineState::Running,
+                    target,
+                    &report,
+                )))
+            }
+        }
+    }
+
     /// The first option that was given, and applies to machines only.
     fn option_of_machines(&self) -> Option<&'static str> {
         let given = [
@@ -322,6 +331,47 @@ impl MigrateArgs {
             (self.running.post_copy, "--post-copy"),
         ];
         given.into_iter().find(|(is_given, _)| *is_given).map(|(_, name)| name)
+    }
+
+    /// A word that does not name a machine in another way is a name at libvirt.
+    fn word(&self) -> MachineWord {
+        let word = MachineWord::parse(OsStr::new(&self.machine));
+        word.unwrap_or_else(|| MachineWord::Libvirt(self.machine.clone()))
+    }
+
+    /// The address of the hypervisor there. The monitor of a QEMU has the same path on both hosts.
+    fn address_there(&self) -> String {
+        match (self.word(), &self.connect_there) {
+            (MachineWord::Qmp(path), _) => monitor_address(&path).to_string_lossy().into_owned(),
+            (_, Some(uri)) => uri.clone(),
+            (_, None) => "qemu:///system".to_owned(),
+        }
+    }
+
+    /// # Errors
+    /// An option was given that does not apply to a QEMU without libvirt.
+    fn refuse_options_of_libvirt(&self) -> Result<(), Error> {
+        if !matches!(self.word(), MachineWord::Qmp(_)) {
+            return Ok(());
+        }
+        let given = [
+            (self.connect.is_some(), "--connect"),
+            (self.connect_there.is_some(), "--connect-there"),
+            (self.undo, "--undo"),
+            (self.repeat.is_some(), "--repeat"),
+            (self.running.post_copy, "--post-copy"),
+        ];
+        match given.into_iter().find(|(is_given, _)| *is_given) {
+            None => Ok(()),
+            Some((_, "--undo")) => Err(Error::usage(
+                "--undo applies to machines of libvirt and containers",
+                "run holdfast migrate on the other host, with the address of this one",
+            )),
+            Some((_, option)) => Err(Error::usage(
+                format!("{option} applies to machines of libvirt"),
+                "remove the option",
+            )),
+        }
     }
 
     fn throttle_policy(&self) -> ThrottlePolicy {
@@ -340,7 +390,7 @@ impl MigrateArgs {
         context: &Context,
     ) -> MigrationTools<'a> {
         MigrationTools {
-            control: &connections.control,
+            control: &*connections.control,
             far: &other.far,
             reach_far_again: &*other.reach_again,
             connector: Arc::clone(&other.connector),
@@ -402,8 +452,7 @@ impl MigrateArgs {
         let way = connections.way_to(&plan.machine);
         let journal = runs::journal(context, &way);
         let watchdog = runs::watchdog(way, run, journal.as_ref())?;
-        let find = |hypervisor: &Libvirt| hypervisor.machine(&plan.uuid).map_err(holdfast_engine::Error::from);
-        let (tracked_machine, watched) = (find(&connections.tracking)?, find(&connections.watching)?);
+        let (tracked_machine, watched) = (connections.tracked(&plan.uuid)?, connections.watched(&plan.uuid)?);
         let request = TrackRequest {
             machine: &*tracked_machine,
             run,
@@ -423,12 +472,13 @@ impl MigrateArgs {
             let tracked = TrackedMachine::begin(request, job)?;
             let tools = RunningTools {
                 common: self.common_tools(connections, other, &observer, context),
-                hypervisor: &connections.moving,
+                hypervisor: &*connections.moving,
                 watched: &*watched,
                 tracked: &tracked,
                 forward: &*other.forward,
                 folder: sockets.path().to_owned(),
-                memory_socket: memory_socket(run),
+                relay_socket: connections.relay_socket(run, sockets.path()),
+                memory_socket: connections.memory_socket(run),
                 frozen_max: self.running.frozen_max(),
                 attempt_count_max: ATTEMPT_COUNT_MAX,
                 throttle: self.throttle_policy(),

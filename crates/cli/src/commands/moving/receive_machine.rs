@@ -1,7 +1,9 @@
 //! `holdfast receive-machine`: the side of the other host of `holdfast migrate`, which ssh starts.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 
+use holdfast_host::BareHost;
 use holdfast_migration::{FarTools, MovingHypervisor, RECEIVE_MACHINE_COMMAND, serve_far};
 
 use super::far::{program, require_protocol};
@@ -10,7 +12,7 @@ use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::machines::Hypervisors;
+use crate::machines::{connect_libvirt, libvirt_address, monitor_path};
 use crate::process::time;
 
 /// Arguments of `receive-machine`.
@@ -19,7 +21,7 @@ pub(crate) struct ReceiveMachineArgs {
     /// The version of the protocol
     #[arg(value_name = "PROTOCOL")]
     protocol: String,
-    /// The hypervisor's address: qemu:///system
+    /// The hypervisor's address: qemu:///system, or qmp:PATH for a QEMU that will have its monitor there
     #[arg(short, long, value_name = "URI")]
     connect: Option<String>,
 }
@@ -33,8 +35,8 @@ impl Verb for ReceiveMachineArgs {
 
     fn run(&self, context: &Context) -> Result<Exit, Error> {
         require_protocol(&self.protocol, RECEIVE_MACHINE_COMMAND)?;
-        let hypervisors = Hypervisors::new(self.connect.as_deref(), context);
-        let tools = far_tools(hypervisors.libvirt()?, context);
+        let hypervisor = far_hypervisor(self.connect.as_deref(), context)?;
+        let tools = far_tools(&*hypervisor, context);
         serve_far(std::io::stdin(), std::io::stdout(), &tools).map_err(|source| Error::File {
             action: "answer requests on",
             path: "standard input".into(),
@@ -42,6 +44,15 @@ impl Verb for ReceiveMachineArgs {
         })?;
         Ok(Exit::Ok)
     }
+}
+
+/// The hypervisor to which machines come.
+pub(super) fn far_hypervisor(connect: Option<&str>, context: &Context) -> Result<Box<dyn MovingHypervisor>, Error> {
+    if let Some(path) = connect.and_then(|address| monitor_path(OsStr::new(address))) {
+        return Ok(Box::new(BareHost::new(path, Arc::clone(context.clock()))));
+    }
+    let libvirt = connect_libvirt(&libvirt_address(connect, context), context)?;
+    Ok(Box::new(libvirt))
 }
 
 /// What this host needs to receive machines.

@@ -10,13 +10,12 @@ use holdfast_migration::{HostRequests, HostServices, RECEIVE_MIGRATION_COMMAND, 
 
 use super::far::{receive_tools, require_protocol};
 use super::receive_container::{arrival_tools, mount_arrived};
-use super::receive_machine::far_tools;
+use super::receive_machine::{far_hypervisor, far_tools};
 use crate::args::{Example, SharedOptions};
 use crate::commands::verb::Verb;
 use crate::context::Context;
 use crate::errors::Error;
 use crate::exit::Exit;
-use crate::machines::Hypervisors;
 
 /// Arguments of `receive-migration`.
 #[derive(Debug, clap::Args)]
@@ -68,9 +67,8 @@ impl HostRequests for AnyRequests<'_> {
     fn serve(&self, subject: RequestSubject, stream: &UnixStream) -> std::io::Result<()> {
         match subject {
             RequestSubject::Machine => {
-                let hypervisors = Hypervisors::new(self.connect, self.context);
-                let hypervisor = hypervisors.libvirt().map_err(std::io::Error::other)?;
-                far_tools(hypervisor, self.context).serve(subject, stream)
+                let hypervisor = far_hypervisor(self.connect, self.context).map_err(std::io::Error::other)?;
+                far_tools(&*hypervisor, self.context).serve(subject, stream)
             }
             RequestSubject::Container => {
                 let mount = |place: &ContainerPlace, point: &Path, transport: DiskTransport| {
@@ -82,8 +80,7 @@ impl HostRequests for AnyRequests<'_> {
     }
 
     fn hypervisor_socket(&self) -> Option<PathBuf> {
-        let hypervisors = Hypervisors::new(self.connect, self.context);
-        let hypervisor = hypervisors.libvirt().ok()?;
-        far_tools(hypervisor, self.context).hypervisor_socket()
+        let hypervisor = far_hypervisor(self.connect, self.context).ok()?;
+        far_tools(&*hypervisor, self.context).hypervisor_socket()
     }
 }

@@ -27,6 +27,8 @@ pub const MIGRATION_SOCKETS: [&str; 2] = ["hypervisor", "memory"];
 pub const RETURN_SOCKET: &str = "return";
 /// The folder in which QEMU and libvirt may create sockets, on every host.
 pub(crate) const HYPERVISOR_SOCKETS: &str = "/var/lib/libvirt/qemu";
+/// The folder of sockets on hosts without libvirt.
+pub(crate) const PLAIN_SOCKETS: &str = "/run";
 const MEMORY_SOCKET_ENDING: &str = ".memory";
 const RETURN_SOCKET_ENDING: &str = ".return";
 /// A number follows.
@@ -35,6 +37,11 @@ const DISK_SOCKET_ENDING: &str = ".disk";
 /// The socket for the memory of a migration, on both hosts. `run` is the number of the run.
 pub fn memory_socket(run: u32) -> PathBuf {
     shared_socket(run, MEMORY_SOCKET_ENDING)
+}
+
+/// The socket for the memory of a migration on a host without libvirt, which may be the other one only.
+pub fn plain_memory_socket(run: u32) -> PathBuf {
+    Path::new(PLAIN_SOCKETS).join(format!("{RUNTIME_FOLDERS}{run:08x}{MEMORY_SOCKET_ENDING}"))
 }
 
 /// The socket of another host that ssh forwards to [`RETURN_SOCKET`].
@@ -51,9 +58,10 @@ fn shared_socket(run: u32, ending: &str) -> PathBuf {
     Path::new(HYPERVISOR_SOCKETS).join(format!("{RUNTIME_FOLDERS}{run:08x}{ending}"))
 }
 
-/// Whether [`memory_socket`] returns such a path.
+/// Whether [`memory_socket`] or [`plain_memory_socket`] returns such a path.
 pub fn is_memory_socket(path: &Path) -> bool {
-    is_shared_socket(path, MEMORY_SOCKET_ENDING)
+    is_socket_in(HYPERVISOR_SOCKETS, path, MEMORY_SOCKET_ENDING)
+        || is_socket_in(PLAIN_SOCKETS, path, MEMORY_SOCKET_ENDING)
 }
 
 /// Whether [`disk_socket`] returns such a path.
@@ -63,16 +71,20 @@ pub fn is_disk_socket(path: &Path) -> bool {
     without_number != name && is_shared_socket(Path::new(without_number), DISK_SOCKET_ENDING)
 }
 
-/// Whether [`memory_socket`], [`return_socket`] or [`disk_socket`] returns such a path.
+/// Whether [`memory_socket`], [`plain_memory_socket`], [`return_socket`] or [`disk_socket`] returns such a path.
 pub(crate) fn is_migration_socket(path: &Path) -> bool {
     is_memory_socket(path) || is_shared_socket(path, RETURN_SOCKET_ENDING) || is_disk_socket(path)
 }
 
 fn is_shared_socket(path: &Path, ending: &str) -> bool {
+    is_socket_in(HYPERVISOR_SOCKETS, path, ending)
+}
+
+fn is_socket_in(folder: &str, path: &Path, ending: &str) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let number = name.strip_prefix(RUNTIME_FOLDERS);
     let number = number.and_then(|number| number.strip_suffix(ending));
-    path.parent() == Some(Path::new(HYPERVISOR_SOCKETS))
+    path.parent() == Some(Path::new(folder))
         && number.is_some_and(|number| number.len() == 8 && number.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
@@ -216,12 +228,13 @@ mod tests {
 
     use super::{
         HYPERVISOR_SOCKETS, RuntimeFolder, is_memory_socket, is_migration_socket, lock_of_new, lock_unneeded,
-        memory_socket, return_socket,
+        memory_socket, plain_memory_socket, return_socket,
     };
 
     #[test]
     fn sockets_of_migrations_are_recognized() {
         assert!(is_memory_socket(&memory_socket(0xc0_ffee)));
+        assert!(is_memory_socket(&plain_memory_socket(0xc0_ffee)));
         assert!(!is_memory_socket(&return_socket(0xc0_ffee)));
         assert!([memory_socket, return_socket].map(|make| is_migration_socket(&make(7))) == [true, true]);
         for other in [

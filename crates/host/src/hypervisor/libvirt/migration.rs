@@ -3,23 +3,39 @@
 //! The daemon of this host directs the migration (`PEER2PEER`): it resumes the machine here if anything fails. libvirt would
 //! refuse to move a machine with disks on local files; `UNSAFE` says that the caller copies them.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use virt::domain::MigrateParameters;
 use virt::sys;
 
 use super::{Libvirt, history, is_code};
-use crate::hypervisor::error::Result;
+use crate::hypervisor::domain_xml::HostNeeds;
+use crate::hypervisor::error::{Error, Result};
+use crate::hypervisor::live_disks::LiveDisks as _;
 use crate::hypervisor::migration::{
-    Autostart, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
+    Autostart, ConfigurationLanguage, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
 };
+use crate::system::processes::ProcessInfo;
 use virt::error::ErrorNumber;
 
 /// The usual sockets of a daemon, for an address without one.
 const SOCKETS: [&str; 2] = ["/run/libvirt/libvirt-sock", "/run/libvirt/virtqemud-sock"];
 
 impl LiveMigration for Libvirt {
+    fn language(&self) -> ConfigurationLanguage {
+        ConfigurationLanguage::DomainXml
+    }
+
+    fn needs(&self, configuration: &str) -> std::result::Result<HostNeeds, String> {
+        HostNeeds::of(configuration)
+    }
+
+    /// libvirt refuses the migration with its reason.
+    fn blockers(&self, _machine: &str) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
     fn migratable_configuration(&self, machine: &str) -> Result<String> {
         self.find(machine)?.xml(sys::VIR_DOMAIN_XML_MIGRATABLE)
     }
@@ -50,6 +66,26 @@ impl LiveMigration for Libvirt {
             .domain_at_work()
             .migrate_to_uri3(Some(request.destination), parameters, flags);
         moved.map_err(|error| machine.refused("migrate", &error))
+    }
+
+    fn receive(&self, _configuration: &str, _memory_socket: &Path) -> Result<()> {
+        Err(Error::Refused {
+            action: "receive",
+            machine: self.title.clone(),
+            reason: "libvirt receives it from the libvirt of the other host".to_owned(),
+        })
+    }
+
+    fn is_process_of(&self, machine: &str, process: &ProcessInfo) -> bool {
+        process.arguments.iter().any(|word| word == machine)
+    }
+
+    fn interrupted(&self, _machine: &str) -> Result<Option<String>> {
+        Ok(None)
+    }
+
+    fn take_back(&self, machine: &str) -> Result<()> {
+        self.unpause(machine)
     }
 
     fn limit_downtime(&self, machine: &str, longest: Duration) -> Result<()> {

@@ -43,6 +43,7 @@ pub(super) fn migration_error(error: MigrationError) -> Error {
             Kind::Refused,
             "name that address; if the machine there is not needed any more, delete the record",
         ),
+        MigrationError::Interrupted { .. } => refused(Kind::Refused, "the same command as then completes it"),
         MigrationError::Ended { .. } => refused(Kind::Refused, "start it, and migrate it again"),
         _ => refused(
             Kind::Io,

@@ -36,13 +36,13 @@ impl OtherHost {
         match &target.route {
             MoveRoute::Ssh(host) => {
                 let ssh = Arc::new(host.connect(&args.sending.ssh_option, context)?);
-                let (uri, started_by) = (args.connect_there.clone(), Arc::clone(&ssh));
+                let (uri, started_by) = (args.address_there(), Arc::clone(&ssh));
                 let start = move || FarHost::start(&*started_by, &uri);
                 let far = start().map_err(migration_error)?;
                 let streams: Arc<dyn StreamTools> = Arc::clone(&ssh) as _;
                 let clock = Arc::clone(context.clock());
                 let host = far.host().to_owned();
-                let link = ServiceProgram::of_host(Arc::clone(&streams), &args.connect_there, Arc::clone(&clock));
+                let link = ServiceProgram::of_host(Arc::clone(&streams), &args.address_there(), Arc::clone(&clock));
                 Ok(Self {
                     address: target.to_string(),
                     far,

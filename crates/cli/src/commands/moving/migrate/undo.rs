@@ -63,7 +63,7 @@ impl MigrateArgs {
             image_folder: former_folder(hypervisor, &self.machine)?,
             report: &note,
         };
-        let mut words = vec!["--connect".to_owned(), self.connect_there.clone()];
+        let mut words = vec!["--connect".to_owned(), self.address_there()];
         for seed in &self.seed {
             words.extend(["--seed".to_owned(), seed.to_string_lossy().into_owned()]);
         }

@@ -1,0 +1,340 @@
+//! `migrate qmp:PATH`: the machine of a QEMU without libvirt moves. The other host is a mount namespace in which the folder of
+//! the sockets is another one.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
+use holdfast_test_kit::run;
+use serde_json::Value;
+
+use crate::host::text;
+use crate::rig::Rig;
+use crate::schedules::wait_until;
+use crate::writing_guest::{GuestConsole, assert_one_moment, guest_file};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_holdfast");
+
+/// A guest that writes under a QEMU, and a place to which it can move.
+pub(super) struct BareHosts {
+    pub(super) rig: Rig,
+    pub(super) console: GuestConsole,
+    pub(super) image: PathBuf,
+    /// The QEMU that this test has started.
+    qemu: Child,
+    /// Keeps the mount namespace of the other host.
+    other: Child,
+}
+
+impl BareHosts {
+    /// None without the rights to make namespaces.
+    pub(super) fn new(words: &[&str]) -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let rig = Rig::empty();
+        for folder in ["run", "run-there", "images"] {
+            std::fs::create_dir(rig.path(folder)).unwrap();
+        }
+        let image = rig.path("web1.qcow2");
+        run("qemu-img", &["create", "-q", "-f", "qcow2", text(&image), "64M"]);
+        // The guest uses the first 4 MiB only.
+        run("qemu-io", &["-f", "qcow2", "-c", "write -P 165 32M 16M", text(&image)]);
+        let (run_there, run_here) = (rig.path("run-there"), rig.path("run"));
+        let mount = format!(
+            "mount -t tmpfs run /run && mount --bind {} {}",
+            text(&run_there),
+            text(&run_here)
+        );
+        let other = command("unshare")
+            .args(["--mount", "--propagation", "slave", "sh", "-c"])
+            .arg(format!(
+                "{mount} && touch {} && exec sleep infinity",
+                text(&rig.path("run/ready"))
+            ))
+            .spawn()
+            .unwrap();
+        wait_until("the other host is there", || rig.path("run-there/ready").exists());
+        let console = GuestConsole(rig.path("console"));
+        let qemu = command("qemu-system-x86_64")
+            .args([
+                "-name",
+                "web1",
+                "-accel",
+                "tcg",
+                "-m",
+                "160",
+                "-nodefaults",
+                "-display",
+                "none",
+            ])
+            .args(["-kernel", &guest_file("vmlinuz"), "-initrd", &guest_file("initrd")])
+            .args(["-append", "console=ttyS0 quiet"])
+            .args([
+                "-chardev",
+                &format!("file,id=console,path={},append=on", text(&console.0)),
+            ])
+            .args(["-serial", "chardev:console"])
+            .args(["-drive", "file=web1.qcow2,format=qcow2,if=none,id=drive0"])
+            .args(["-device", "virtio-blk-pci,drive=drive0,id=disk0"])
+            .args(["web1.qmp", "test.qmp"].iter().flat_map(|name| {
+                let socket = format!("unix:{},server=on,wait=off", text(&rig.path("run").join(name)));
+                ["-qmp".to_owned(), socket]
+            }))
+            .args(words)
+            .current_dir(image.parent().unwrap())
+            .spawn()
+            .unwrap();
+        console.wait_for(20);
+        Some(Self {
+            rig,
+            console,
+            image,
+            qemu,
+            other,
+        })
+    }
+
+    /// The command that reaches the receiver of a host, by the process whose files it sees.
+    pub(super) fn receiver_of(&self, process: u32) -> String {
+        format!(
+            "nsenter --mount=/proc/{process}/ns/mnt -- {PROGRAM} receive-migration 1 --connect {}",
+            self.source()
+        )
+    }
+
+    pub(super) fn there(&self) -> String {
+        self.receiver_of(self.other.id())
+    }
+
+    pub(super) fn source(&self) -> String {
+        format!("qmp:{}", text(&self.rig.path("run/web1.qmp")))
+    }
+
+    pub(super) fn words(&self, receiver: &str, more: &[&str]) -> Vec<String> {
+        let folder = self.rig.path("images");
+        let words = ["migrate", &self.source(), text(&folder), "--connect-command", receiver];
+        let words = [&words[..], &["--accept-incomplete-memory", "--max-frozen", "20s"], more].concat();
+        words.into_iter().map(str::to_owned).collect()
+    }
+
+    /// The status of the QEMU in a folder of sockets: "running", "paused", "absent" and so on.
+    pub(super) fn status(&self, folder: &str) -> String {
+        let Ok(monitor) = QmpSocket::connect(&self.rig.path(folder).join("test.qmp")) else {
+            return "absent".to_owned();
+        };
+        let status = monitor.execute(&QmpCommand::new("query-status", Value::Null));
+        status.map_or_else(
+            |_| "absent".to_owned(),
+            |status| status["status"].as_str().unwrap().to_owned(),
+        )
+    }
+
+    pub(super) fn statuses(&self) -> [String; 2] {
+        ["run", "run-there"].map(|folder| self.status(folder))
+    }
+
+    pub(super) fn has_moved(&mut self) -> bool {
+        self.qemu.try_wait().unwrap().is_some()
+    }
+
+    /// The disk of the other host.
+    pub(super) fn moved_disk(&self, name: &str) -> PathBuf {
+        self.rig.path("images").join(name)
+    }
+
+    /// No socket of a migration is left at the other host.
+    fn assert_no_sockets(&self) {
+        let entries = std::fs::read_dir(format!("/proc/{}/root/run", self.other.id())).unwrap();
+        let mut names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        assert_eq!(names.find(|name| name.ends_with(".memory")), None);
+    }
+
+    pub(super) fn pause(&self, folder: &str) {
+        let monitor = QmpSocket::connect(&self.rig.path(folder).join("test.qmp")).unwrap();
+        monitor.execute(&QmpCommand::new("stop", Value::Null)).unwrap();
+    }
+}
+
+impl Drop for BareHosts {
+    fn drop(&mut self) {
+        for folder in ["run", "run-there"] {
+            if let Ok(monitor) = QmpSocket::connect(&self.rig.path(folder).join("test.qmp")) {
+                monitor.execute(&QmpCommand::new("quit", Value::Null)).ok();
+            }
+        }
+        for process in [&mut self.qemu, &mut self.other] {
+            process.kill().ok();
+            process.wait().ok();
+        }
+    }
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "QEMU is started as its user does, and another host is made"
+)]
+fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null());
+    command
+}
+
+fn texts(words: &[String]) -> Vec<&str> {
+    words.iter().map(String::as_str).collect()
+}
+
+fn assert_moved_disk(disk: &Path) {
+    let bytes = std::fs::read(disk).unwrap();
+    assert_eq!(bytes.len(), 64 << 20);
+    assert_one_moment(&bytes);
+    assert!(bytes[32 << 20..48 << 20].iter().all(|byte| *byte == 165));
+}
+
+#[test]
+fn a_qemu_without_libvirt_moves_and_comes_back() {
+    let Some(mut hosts) = BareHosts::new(&[]) else { return };
+    let there = hosts.there();
+    let plan = hosts.rig.report(&texts(&hosts.words(&there, &["--dry-run"])));
+    assert_eq!(plan["obstacles"], serde_json::json!([]), "{plan}");
+    let note = plan["notes"][0].as_str().unwrap();
+    assert!(
+        note.contains("web1.raw,format=raw") && note.ends_with("-S -incoming defer"),
+        "{note}"
+    );
+    let boot = hosts.console.last().unwrap().boot;
+    let report = hosts.rig.report(&texts(&hosts.words(&there, &[])));
+    assert_eq!(
+        report["disks"][0]["path"],
+        text(&hosts.moved_disk("web1.raw")),
+        "{report}"
+    );
+    assert!(hosts.has_moved(), "the QEMU here has not ended");
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    let later = hosts.console.wait_for_more(100);
+    assert_eq!(later.boot, boot, "the guest has booted again");
+    hosts.console.assert_no_mismatch();
+    hosts.assert_no_sockets();
+    // Its image here is kept, and can be used.
+    run("qemu-img", &["check", "-q", text(&hosts.image)]);
+    hosts.pause("run-there");
+    assert_moved_disk(&hosts.moved_disk("web1.raw"));
+    let monitor = QmpSocket::connect(&hosts.rig.path("run-there/test.qmp")).unwrap();
+    monitor.execute(&QmpCommand::new("cont", Value::Null)).unwrap();
+    drop(monitor);
+    // The way back is a migration from there.
+    hosts.rig.see_files_of(hosts.other.id());
+    let here = hosts.receiver_of(std::process::id());
+    let seed = format!("disk0={}", text(&hosts.image));
+    let report = hosts.rig.report(&texts(&hosts.words(&here, &["--seed", &seed])));
+    assert_eq!(
+        report["disks"][0]["path"],
+        text(&hosts.moved_disk("web1-2.raw")),
+        "{report}"
+    );
+    assert_eq!(hosts.statuses(), ["running", "absent"]);
+    let later = hosts.console.wait_for_more(100);
+    assert_eq!(later.boot, boot, "the guest has booted again");
+    hosts.console.assert_no_mismatch();
+    hosts.pause("run");
+    assert_moved_disk(&hosts.moved_disk("web1-2.raw"));
+    hosts.assert_no_sockets();
+}
+
+#[test]
+fn a_qemu_that_does_not_start_there_leaves_the_guest_here() {
+    let Some(hosts) = BareHosts::new(&["-pidfile", "run/pid"]) else {
+        return;
+    };
+    std::fs::create_dir(hosts.rig.path("run-there/pid")).unwrap();
+    let (_, error) = hosts.rig.error(1, &texts(&hosts.words(&hosts.there(), &[])));
+    // QEMU's own message.
+    assert!(error.contains("Is a directory"), "{error}");
+    assert_eq!(hosts.statuses(), ["running", "absent"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+    hosts.assert_no_sockets();
+    // The same command continues the copy of the disk.
+    std::fs::remove_dir(hosts.rig.path("run-there/pid")).unwrap();
+    hosts.rig.ok(&texts(&hosts.words(&hosts.there(), &[])));
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+}
+
+#[test]
+fn what_prevents_the_move_of_a_qemu_is_said_before() {
+    let Some(hosts) = BareHosts::new(&[]) else { return };
+    let error = |receiver: &str, more: &[&str]| hosts.rig.error(1, &texts(&hosts.words(receiver, more))).1;
+    // Its monitor is here.
+    let here = hosts.receiver_of(std::process::id());
+    let refused = error(&here, &[]);
+    assert!(refused.contains("another one is connected"), "{refused}");
+    for (option, part) in [("--undo", "on the other host"), ("--post-copy", "remove the option")] {
+        let words = ["migrate", &hosts.source(), "ssh://host2", option];
+        let (_, error) = hosts.rig.error(2, &words);
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!(hosts.statuses(), ["running", "absent"]);
+}
+
+/// A receiver that kills a process at a request, as `plan` says.
+fn losing_receiver(hosts: &BareHosts) -> String {
+    let text = include_str!("lost_request.py")
+        .replace("@PROGRAM@", PROGRAM)
+        .replace("@PLAN@", text(&hosts.rig.path("plan")));
+    let script = hosts.rig.path("lost_request.py");
+    hosts.rig.write("lost_request.py", text.as_bytes());
+    let there = hosts.there();
+    there.replace(PROGRAM, &format!("python3 {}", script.display()))
+}
+
+/// Whatever is lost when the machine has sent all of its memory, it runs on one host, and the same command completes the move.
+#[test]
+fn a_qemu_runs_on_one_host_whatever_is_lost_at_its_start() {
+    let Some(hosts) = BareHosts::new(&[]) else { return };
+    let receiver = losing_receiver(&hosts);
+    let words = hosts.words(&receiver, &[]);
+    let attempt = |plan: &str| {
+        hosts.rig.write("plan", plan.as_bytes());
+        hosts.rig.run(&texts(&words))
+    };
+    // The QEMU there is left without a machine, and the next attempt replaces it.
+    assert!(!attempt("receive-memory after program").status.success());
+    assert_eq!(hosts.statuses(), ["running", "inmigrate"]);
+    // The machine was not started there, so it is resumed here, and moved again.
+    assert!(!attempt("start before sender").status.success());
+    wait_until("the QEMU there has ended", || {
+        hosts.statuses() == ["postmigrate", "absent"]
+    });
+    let elsewhere = hosts.words(&hosts.there(), &[]);
+    let elsewhere: Vec<&str> = texts(&elsewhere);
+    let other_folder = text(&hosts.rig.path("run")).to_owned();
+    let elsewhere = [&elsewhere[..2], &[&other_folder], &elsewhere[3..]].concat();
+    let (_, error) = hosts.rig.error(1, &elsewhere);
+    assert!(error.contains("was interrupted"), "{error}");
+    assert_eq!(hosts.statuses(), ["postmigrate", "absent"]);
+    // It runs there, and the answer is lost with the command.
+    assert!(!attempt("start after sender").status.success());
+    assert_eq!(hosts.statuses(), ["postmigrate", "running"]);
+    hosts.console.wait_for_more(20);
+    let report = hosts.rig.report(&texts(&words));
+    assert_eq!(report["state"], "running", "{report}");
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+}
+
+/// The other host is asked again.
+#[test]
+fn a_qemu_is_started_there_although_the_connection_is_lost() {
+    for when in ["before", "after"] {
+        let Some(hosts) = BareHosts::new(&[]) else { return };
+        let receiver = losing_receiver(&hosts);
+        hosts.rig.write("plan", format!("start {when} program").as_bytes());
+        hosts.rig.ok(&texts(&hosts.words(&receiver, &[])));
+        assert_eq!(hosts.statuses(), ["absent", "running"], "{when}");
+        hosts.console.wait_for_more(20);
+        hosts.console.assert_no_mismatch();
+    }
+}
