@@ -8,6 +8,7 @@ use holdfast_block::error_text;
 use holdfast_host::{ReceiverStart, ReceivingHost};
 
 use crate::disks::MoveEvent;
+use crate::error::Error;
 use crate::far::{FarRequest, FarState};
 use crate::migration_tools::MigrationTools;
 use crate::plan::MigrationPlan;
@@ -81,9 +82,10 @@ impl ReceivingHost for MemoryDestination<'_> {
         ReceiverStart::Unknown(problem)
     }
 
+    /// If the connection is lost, the other host ends the hypervisor by itself.
     fn discard(&self) {
         let uuid = self.plan.uuid.clone();
-        if let Err(error) = self.tools.far.ask(&FarRequest::PowerOff { uuid }) {
+        if let Err(error @ Error::Refused { .. }) = self.tools.far.ask(&FarRequest::PowerOff { uuid }) {
             self.tools.observer.left(&error_text(&error));
         }
     }

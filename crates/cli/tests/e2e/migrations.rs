@@ -1,6 +1,7 @@
 //! `migrate`: a machine moves between two hosts.
 
 mod bare;
+mod bare_kills;
 mod commands;
 mod containers;
 mod handovers;

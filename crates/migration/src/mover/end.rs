@@ -124,6 +124,9 @@ impl Mover<'_, '_, '_> {
             for request in undo.into_iter().chain([FarRequest::RemoveSocket { path }]) {
                 if let Err(error) = self.tools.common.far.ask(&request) {
                     self.tools.common.observer.left(&error_text(&error));
+                    if matches!(error, Error::FarHost { .. }) {
+                        break;
+                    }
                 }
             }
         }

@@ -95,6 +95,12 @@ impl BareHosts {
         })
     }
 
+    /// The command of the host on which the machine runs: the first one, or the other one.
+    pub(super) fn run_at(&mut self, host: usize) {
+        let process = [std::process::id(), self.other.id()][host];
+        self.rig.see_files_of(process);
+    }
+
     /// The command that reaches the receiver of a host, by the process whose files it sees.
     pub(super) fn receiver_of(&self, process: u32) -> String {
         format!(

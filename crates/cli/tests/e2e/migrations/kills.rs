@@ -12,7 +12,7 @@ use crate::replication::sshd::{Program, Sshd};
 use crate::schedules::wait_until;
 
 /// Number of kills, unless `HOLDFAST_KILLS` is set.
-const KILL_COUNT: u32 = 40;
+pub(super) const KILL_COUNT: u32 = 40;
 
 /// A process that takes part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,13 +42,13 @@ const VICTIMS: [Victim; 7] = [
 ];
 
 /// A process, by the kernel.
-struct Process {
-    id: u32,
+pub(super) struct Process {
+    pub(super) id: u32,
     parent: u32,
-    arguments: Vec<String>,
+    pub(super) arguments: Vec<String>,
 }
 
-fn processes() -> Vec<Process> {
+pub(super) fn processes() -> Vec<Process> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let ids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let process = |id: u32| {
