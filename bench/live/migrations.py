@@ -35,6 +35,12 @@ DOMAIN = """<domain type='qemu'>
 """
 MEDIAN_GOAL_MS = 65.0
 WORST_GOAL_MS = 120.0
+COLUMNS = {
+    "gap_ms": ("stopped", milliseconds),
+    "own_ms": ("own figure", milliseconds),
+    "seconds": ("all of it", seconds),
+    "rate": ("rate", share),
+}
 LINE = re.compile(rb"seq (\d+) boot ([0-9a-f]{16})")
 
 
@@ -117,7 +123,36 @@ class Console:
         return (self.number() - self.started) / (time.perf_counter() - self.began_s)
 
 
-class Hosts:
+class MovedGuest:
+    """A guest that writes lines on the console at `path`. Subclasses start it, and clear what is left of it."""
+
+    def felt(self, way):
+        """Starts the machine, lets `way` move it, and measures what the guest felt."""
+        self.start()
+        try:
+            with Console(self.path) as before:
+                time.sleep(2)
+                usual = before.rate()
+            boot = before.lines()[-1][1]
+            with Console(self.path) as console:
+                started = time.perf_counter()
+                own_us = way()
+                took, rate = time.perf_counter() - started, console.rate()
+                console.wait(console.number() + 50)
+            text = self.path.read_bytes()
+            if b"BAD" in text or LINE.findall(text)[-1][1] != boot:
+                raise Problem("the guest has read other bytes than it wrote, or has booted again")
+            return {
+                "gap_ms": console.gap_s * 1000,
+                "own_ms": None if own_us is None else own_us / 1000,
+                "seconds": took,
+                "rate": rate / usual,
+            }
+        finally:
+            self.clear()
+
+
+class Hosts(MovedGuest):
     """Two hosts, and a machine that starts on the first one."""
 
     def __init__(self, here, there, disk_mib):
@@ -146,31 +181,6 @@ class Hosts:
             lab.virsh("undefine", NAME, check=False)
         for image in [*self.there.images.iterdir(), self.image]:
             image.unlink(missing_ok=True)
-
-    def felt(self, way):
-        """Starts the machine, lets `way` move it, and measures what the guest felt."""
-        self.start()
-        try:
-            with Console(self.path) as before:
-                time.sleep(2)
-                usual = before.rate()
-            boot = before.lines()[-1][1]
-            with Console(self.path) as console:
-                started = time.perf_counter()
-                own_us = way()
-                took, rate = time.perf_counter() - started, console.rate()
-                console.wait(console.number() + 50)
-            text = self.path.read_bytes()
-            if b"BAD" in text or LINE.findall(text)[-1][1] != boot:
-                raise Problem("the guest has read other bytes than it wrote, or has booted again")
-            return {
-                "gap_ms": console.gap_s * 1000,
-                "own_ms": None if own_us is None else own_us / 1000,
-                "seconds": took,
-                "rate": rate / usual,
-            }
-        finally:
-            self.clear()
 
     def migrate(self, *more):
         here, there = self.here, self.there
@@ -212,13 +222,7 @@ class Hosts:
 
 def measure(lab, size, round_count, quiet):
     disk_mib = 256 if size == "quick" else 1024
-    columns = {
-        "gap_ms": ("stopped", milliseconds),
-        "own_ms": ("own figure", milliseconds),
-        "seconds": ("all of it", seconds),
-        "rate": ("rate", share),
-    }
-    series = Series(TITLE, NOTE, columns)
+    series = Series(TITLE, NOTE, COLUMNS)
     with ExitStack() as stack:
         there = stack.enter_context(Lab(lab.root, lab.work, lab.binary))
         hosts = Hosts(lab, there, disk_mib)
