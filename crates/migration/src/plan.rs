@@ -17,7 +17,7 @@ use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
 use holdfast_host::qemu::{QemuVersion, jobs};
 use holdfast_host::qmp::MonitorError;
 use holdfast_host::{
-    CommandLine, ConfigurationLanguage, Description, KeptStates, Machine, MachineHistory, MachineState,
+    CommandLine, ConfigurationLanguage, Description, KeptStates, Machine, MachineHistory, MachineState, MachineSummary,
 };
 
 use crate::error::{Error, Result};
@@ -221,9 +221,7 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
     };
     let mut findings = Findings::default();
     if !matches!(summary.state, MachineState::Running | MachineState::ShutOff) {
-        findings
-            .obstacles
-            .push(format!("it is {}: resume it, or shut it off", summary.state));
+        findings.obstacles.push(state_obstacle(request, summary)?);
         return Ok(empty_plan(&description, findings.obstacles));
     }
     let runs = summary.state == MachineState::Running;
@@ -277,6 +275,16 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
         far_socket: socket.unwrap_or_default(),
         obstacles: findings.obstacles,
         notes: findings.notes,
+    })
+}
+
+/// Why a machine that neither runs nor is shut off cannot be moved.
+fn state_obstacle(request: &PlanRequest<'_>, summary: &MachineSummary) -> Result<String> {
+    Ok(match request.hypervisor.interrupted(&summary.uuid)? {
+        Some(destination) => format!(
+            "its migration to {destination} was interrupted, and it may run there: the same command as then completes it"
+        ),
+        None => format!("it is {}: resume it, or shut it off", summary.state),
     })
 }
 

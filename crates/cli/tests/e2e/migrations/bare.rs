@@ -9,6 +9,7 @@ use holdfast_test_kit::run;
 use serde_json::Value;
 
 use crate::host::text;
+use crate::replication::sshd::{Program, Sshd};
 use crate::rig::Rig;
 use crate::schedules::wait_until;
 use crate::writing_guest::{GuestConsole, assert_one_moment, guest_file};
@@ -228,11 +229,17 @@ fn a_qemu_without_libvirt_moves_and_comes_back() {
     let monitor = QmpSocket::connect(&hosts.rig.path("run-there/test.qmp")).unwrap();
     monitor.execute(&QmpCommand::new("cont", Value::Null)).unwrap();
     drop(monitor);
-    // The way back is a migration from there.
-    hosts.rig.see_files_of(hosts.other.id());
-    let here = hosts.receiver_of(std::process::id());
+    // The way back is a migration from there, by ssh.
+    hosts.run_at(1);
+    let Some(sshd) = Sshd::start_inside(std::process::id(), Program::Found) else {
+        return;
+    };
+    let address = format!("ssh://root@127.0.0.1{}", hosts.rig.path("images").display());
     let seed = format!("disk0={}", text(&hosts.image));
-    let report = hosts.rig.report(&texts(&hosts.words(&here, &["--seed", &seed])));
+    let mut words = vec!["migrate".to_owned(), hosts.source(), address];
+    words.extend(sshd.options());
+    words.extend(["--seed", &seed, "--accept-incomplete-memory", "--max-frozen", "20s"].map(str::to_owned));
+    let report = hosts.rig.report(&texts(&words));
     assert_eq!(
         report["disks"][0]["path"],
         text(&hosts.moved_disk("web1-2.raw")),
@@ -320,6 +327,9 @@ fn a_qemu_runs_on_one_host_whatever_is_lost_at_its_start() {
     let (_, error) = hosts.rig.error(1, &elsewhere);
     assert!(error.contains("was interrupted"), "{error}");
     assert_eq!(hosts.statuses(), ["postmigrate", "absent"]);
+    let plan = hosts.rig.report(&texts(&hosts.words(&hosts.there(), &["--dry-run"])));
+    let obstacle = plan["obstacles"][0].as_str().unwrap();
+    assert!(obstacle.contains("the same command"), "{plan}");
     // It runs there, and the answer is lost with the command.
     assert!(!attempt("start after sender").status.success());
     assert_eq!(hosts.statuses(), ["postmigrate", "running"]);
