@@ -30,6 +30,11 @@ pub(super) struct BareHosts {
 impl BareHosts {
     /// None without the rights to make namespaces.
     pub(super) fn new(words: &[&str]) -> Option<Self> {
+        Self::prepared(words, |_| ())
+    }
+
+    /// Hosts in a folder that `prepare` completes.
+    fn prepared(words: &[&str], prepare: impl FnOnce(&Rig)) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
@@ -37,6 +42,7 @@ impl BareHosts {
         for folder in ["run", "run-there", "images"] {
             std::fs::create_dir(rig.path(folder)).unwrap();
         }
+        prepare(&rig);
         let image = rig.path("web1.qcow2");
         run("qemu-img", &["create", "-q", "-f", "qcow2", text(&image), "64M"]);
         // The guest uses the first 4 MiB only.
@@ -273,6 +279,27 @@ fn a_qemu_that_does_not_start_there_leaves_the_guest_here() {
     assert_eq!(hosts.statuses(), ["absent", "running"]);
     hosts.console.wait_for_more(20);
     hosts.console.assert_no_mismatch();
+}
+
+/// The variables of the firmware come with the memory, into a file that is made.
+#[test]
+fn a_qemu_moves_with_the_variables_of_its_firmware() {
+    let code = "if=pflash,format=raw,readonly=on,file=/usr/share/OVMF/OVMF_CODE_4M.fd";
+    let variables = "if=pflash,format=raw,file=run/vars.fd";
+    let words = ["-drive", code, "-drive", variables, "-M", "q35"];
+    let with_variables = |rig: &Rig| {
+        std::fs::copy("/usr/share/OVMF/OVMF_VARS_4M.fd", rig.path("run/vars.fd")).unwrap();
+    };
+    let Some(hosts) = BareHosts::prepared(&words, with_variables) else {
+        return;
+    };
+    hosts.rig.ok(&texts(&hosts.words(&hosts.there(), &[])));
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+    let here = hosts.rig.read("run/vars.fd");
+    assert!(here == hosts.rig.read("run-there/vars.fd"));
+    assert!(here != std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd").unwrap());
 }
 
 #[test]
