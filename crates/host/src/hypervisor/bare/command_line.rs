@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use self::pairs::OptionPairs;
 use crate::hypervisor::domain_xml::HostNeeds;
 use crate::qemu::QemuVersion;
-use crate::system::processes::Process;
+use crate::system::processes::{Process, UserIdentity};
 use crate::system::ssh::shell_line;
 
 /// Options without a value.
@@ -94,6 +94,10 @@ pub(super) struct QemuFacts {
     pub(super) version: QemuVersion,
     pub(super) has_kvm: bool,
     pub(super) variables: Option<PathBuf>,
+    /// Its user, who has chosen the command line; none for root and the user of this process.
+    pub(super) user: Option<UserIdentity>,
+    /// Whether root has started it.
+    pub(super) is_started_by_root: bool,
 }
 
 /// An option, and the place of its value among the arguments.
@@ -129,8 +133,9 @@ impl CommandLine {
             .arguments
             .iter()
             .any(|word| matches!(&word[..], "-runas" | "-run-with"));
-        let identity = process.identity()?;
-        line.user = (identity.user != 0 && !changes_user).then_some((identity.user, identity.group));
+        // Any user can start a program with this option; it is of effect for root only.
+        let user = facts.user.filter(|_| !(facts.is_started_by_root && changes_user));
+        line.user = user.map(|user| (user.user, user.group));
         line.find_files();
         if facts.has_kvm {
             line.files.push(("KVM".to_owned(), "/dev/kvm".into()));

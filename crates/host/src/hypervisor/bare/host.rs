@@ -28,6 +28,7 @@ use crate::hypervisor::traits::{Hypervisor, HypervisorMut, KeptStates, Machine, 
 use crate::qemu::QemuVersion;
 use crate::qemu::qmp::MonitorError;
 use crate::system::processes::{Process, ProcessInfo};
+use crate::system::rights::Rights;
 
 /// How long QEMU may take to end.
 const END_PATIENCE: Duration = Duration::from_secs(10);
@@ -113,6 +114,11 @@ impl BareHost {
             version: QemuVersion::query(&*qemu.monitor).map_err(failed)?,
             has_kvm: qemu.query("query-kvm")?["enabled"] == true,
             variables: qemu.blocks()?.nvram,
+            user: match &qemu.rights {
+                Rights::Own => None,
+                Rights::Of(identity) => Some(identity.clone()),
+            },
+            is_started_by_root: qemu.is_started_by_root,
         };
         let process = qemu.process.as_ref();
         let line = process.and_then(|process| CommandLine::of_process(process, facts));

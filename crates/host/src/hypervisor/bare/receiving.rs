@@ -18,6 +18,8 @@ use super::BareConnection;
 use super::command_line::{CommandLine, RECEIVING};
 use crate::qemu::qmp::QmpCommand;
 use crate::system::process::DetachedProcess;
+use crate::system::processes::UserIdentity;
+use crate::system::rights::Rights;
 
 /// How long QEMU may take until its monitor answers.
 const START_PATIENCE: Duration = Duration::from_secs(30);
@@ -157,25 +159,53 @@ impl CommandLine {
         DetachedProcess::start(&program, &words, &self.folder, messages).map_err(failed)
     }
 
-    /// Gives the files of the machine to its user.
+    /// Makes the variables of the firmware, and gives the disks to the user of the machine, who has chosen all paths but those of
+    /// the disks.
     fn prepare_files(&self) -> Result<(), String> {
         if let Some((path, size_bytes)) = &self.variables {
             // QEMU writes its content, which comes with the memory.
-            let file = File::options()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .mode(0o600)
-                .open(path);
-            let sized = file.and_then(|file| file.set_len(*size_bytes));
-            sized.map_err(|error| format!("{}: {error}", path.display()))?;
+            let made = self.rights().exercise(|| make_file(path, *size_bytes));
+            made.and_then(|made| made)
+                .map_err(|error| format!("{}: {error}", path.display()))?;
         }
         let Some((user, group)) = self.user else { return Ok(()) };
-        let variables = self.variables.iter().map(|(path, _)| path);
-        for path in self.disks.iter().chain(variables) {
-            let given = std::os::unix::fs::chown(path, Some(user), Some(group));
+        for path in &self.disks {
+            let given = open_regular(path).and_then(|file| std::os::unix::fs::fchown(file, Some(user), Some(group)));
             given.map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Ok(())
     }
+
+    fn rights(&self) -> Rights {
+        self.user.map_or(Rights::Own, |(user, group)| {
+            Rights::of(UserIdentity {
+                user,
+                group,
+                groups: Vec::new(),
+            })
+        })
+    }
+}
+
+fn make_file(path: &Path, size_bytes: u64) -> std::io::Result<()> {
+    let mut options = File::options();
+    let file = options
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(path)?;
+    file.set_len(size_bytes)
+}
+
+fn open_regular(path: &Path) -> std::io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW.bits();
+    let file = File::options()
+        .read(true)
+        .custom_flags(flags.cast_signed())
+        .open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(std::io::Error::other("it is not a file"))
 }

@@ -155,6 +155,13 @@ impl QmpSocket {
         Some(peer.pid)
     }
 
+    /// Whether root has called listen at the other end.
+    pub(crate) fn is_of_root(&self) -> bool {
+        let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        let peer = rustix::net::sockopt::socket_peercred(&writer.stream);
+        peer.is_ok_and(|peer| peer.uid.is_root())
+    }
+
     /// The rights of the program at the other end.
     pub(crate) fn rights(&self) -> std::io::Result<crate::system::rights::Rights> {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
