@@ -1,6 +1,9 @@
 //! `migrate qmp:PATH`: the machine of a QEMU without libvirt moves. The other host is a mount namespace in which the folder of
 //! the sockets is another one.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -14,6 +17,14 @@ use crate::rig::Rig;
 use crate::schedules::wait_until;
 use crate::writing_guest::{GuestConsole, assert_one_moment, guest_file};
 
+/// A machine on a busy host is stopped for longer, and a lost receiver is not awaited for long.
+const USUAL: [&str; 5] = [
+    "--accept-incomplete-memory",
+    "--max-frozen",
+    "20s",
+    "--retry-for",
+    "10s",
+];
 const PROGRAM: &str = env!("CARGO_BIN_EXE_holdfast");
 
 /// A guest that writes under a QEMU, and a place to which it can move.
@@ -35,6 +46,11 @@ impl BareHosts {
 
     /// Hosts in a folder that `prepare` completes.
     fn prepared(words: &[&str], prepare: impl FnOnce(&Rig)) -> Option<Self> {
+        Self::started_by(&["env"], words, prepare)
+    }
+
+    /// Hosts whose QEMU this command starts.
+    fn started_by(starter: &[&str], words: &[&str], prepare: impl FnOnce(&Rig)) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             return None;
         }
@@ -42,11 +58,11 @@ impl BareHosts {
         for folder in ["run", "run-there", "images"] {
             std::fs::create_dir(rig.path(folder)).unwrap();
         }
-        prepare(&rig);
         let image = rig.path("web1.qcow2");
         run("qemu-img", &["create", "-q", "-f", "qcow2", text(&image), "64M"]);
         // The guest uses the first 4 MiB only.
         run("qemu-io", &["-f", "qcow2", "-c", "write -P 165 32M 16M", text(&image)]);
+        prepare(&rig);
         let (run_there, run_here) = (rig.path("run-there"), rig.path("run"));
         let mount = format!(
             "mount -t tmpfs run /run && mount --bind {} {}",
@@ -63,7 +79,9 @@ impl BareHosts {
             .unwrap();
         wait_until("the other host is there", || rig.path("run-there/ready").exists());
         let console = GuestConsole(rig.path("console"));
-        let qemu = command("qemu-system-x86_64")
+        let qemu = command(starter[0])
+            .args(&starter[1..])
+            .arg("qemu-system-x86_64")
             .args([
                 "-name",
                 "web1",
@@ -127,7 +145,7 @@ impl BareHosts {
     pub(super) fn words(&self, receiver: &str, more: &[&str]) -> Vec<String> {
         let folder = self.rig.path("images");
         let words = ["migrate", &self.source(), text(&folder), "--connect-command", receiver];
-        let words = [&words[..], &["--accept-incomplete-memory", "--max-frozen", "20s"], more].concat();
+        let words = [&words[..], &USUAL, more].concat();
         words.into_iter().map(str::to_owned).collect()
     }
 
@@ -244,7 +262,7 @@ fn a_qemu_without_libvirt_moves_and_comes_back() {
     let seed = format!("disk0={}", text(&hosts.image));
     let mut words = vec!["migrate".to_owned(), hosts.source(), address];
     words.extend(sshd.options());
-    words.extend(["--seed", &seed, "--accept-incomplete-memory", "--max-frozen", "20s"].map(str::to_owned));
+    words.extend([&["--seed", &seed], &USUAL[..]].concat().into_iter().map(str::to_owned));
     let report = hosts.rig.report(&texts(&words));
     assert_eq!(
         report["disks"][0]["path"],
@@ -302,6 +320,28 @@ fn a_qemu_moves_with_the_variables_of_its_firmware() {
     assert!(here != std::fs::read("/usr/share/OVMF/OVMF_VARS_4M.fd").unwrap());
 }
 
+/// The user has chosen the command line, so it is started with the rights of this user.
+#[test]
+fn a_qemu_of_another_user_is_that_of_this_user_there() {
+    let user = rustix::process::Uid::from_raw(65_534);
+    let starter = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"];
+    let for_user = |rig: &Rig| {
+        run("chown", &["-R", "65534:65534", text(&rig.path("."))]);
+        run("chown", &["0:0", text(&rig.path("images"))]);
+    };
+    let Some(hosts) = BareHosts::started_by(&starter, &[], for_user) else {
+        return;
+    };
+    hosts.rig.ok(&texts(&hosts.words(&hosts.there(), &[])));
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+    let monitor = UnixStream::connect(hosts.rig.path("run-there/web1.qmp")).unwrap();
+    let peer = rustix::net::sockopt::socket_peercred(&monitor).unwrap();
+    assert_eq!(peer.uid, user);
+    assert_eq!(hosts.moved_disk("web1.raw").metadata().unwrap().uid(), user.as_raw());
+}
+
 #[test]
 fn what_prevents_the_move_of_a_qemu_is_said_before() {
     let Some(hosts) = BareHosts::new(&[]) else { return };
@@ -335,15 +375,18 @@ fn a_qemu_runs_on_one_host_whatever_is_lost_at_its_start() {
     let Some(hosts) = BareHosts::new(&[]) else { return };
     let receiver = losing_receiver(&hosts);
     let words = hosts.words(&receiver, &[]);
-    let attempt = |plan: &str| {
+    let attempt = |plan: &str, signal: Option<i32>| {
         hosts.rig.write("plan", plan.as_bytes());
-        hosts.rig.run(&texts(&words))
+        let output = hosts.rig.run(&texts(&words));
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success(), "{text}");
+        assert_eq!(output.status.signal(), signal, "{text}");
     };
     // The QEMU there is left without a machine, and the next attempt replaces it.
-    assert!(!attempt("receive-memory after program").status.success());
+    attempt("receive-memory after program", None);
     assert_eq!(hosts.statuses(), ["running", "inmigrate"]);
     // The machine was not started there, so it is resumed here, and moved again.
-    assert!(!attempt("start before sender").status.success());
+    attempt("start before sender", Some(9));
     wait_until("the QEMU there has ended", || {
         hosts.statuses() == ["postmigrate", "absent"]
     });
@@ -358,7 +401,7 @@ fn a_qemu_runs_on_one_host_whatever_is_lost_at_its_start() {
     let obstacle = plan["obstacles"][0].as_str().unwrap();
     assert!(obstacle.contains("the same command"), "{plan}");
     // It runs there, and the answer is lost with the command.
-    assert!(!attempt("start after sender").status.success());
+    attempt("start after sender", Some(9));
     assert_eq!(hosts.statuses(), ["postmigrate", "running"]);
     hosts.console.wait_for_more(20);
     let report = hosts.rig.report(&texts(&words));

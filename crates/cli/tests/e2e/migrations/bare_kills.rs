@@ -51,7 +51,7 @@ impl MovingMachine {
         } else {
             self.hosts.receiver_of(std::process::id())
         };
-        self.hosts.words(&receiver, &["--retry-for", "5s"])
+        self.hosts.words(&receiver, &[])
     }
 
     /// The QEMUs of the machine.

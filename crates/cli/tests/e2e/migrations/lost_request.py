@@ -54,7 +54,9 @@ def main():
         program.stdin.write(line)
         answer = b""
         while not answer.endswith(b"\n"):
-            answer += program.stdout.read(65536)
+            if not (part := program.stdout.read(65536)):
+                os._exit(program.wait() or 1)
+            answer += part
         if is_last:
             end(victim)
         sys.stdout.buffer.write(answer)
