@@ -134,6 +134,10 @@ impl Verb for MigrateArgs {
             line: "holdfast migrate web1 ssh://root@host2/srv/vm --max-frozen 200ms",
         },
         Example {
+            wish: "Migrate the machine of a QEMU without libvirt",
+            line: "holdfast migrate qmp:/run/web1.qmp ssh://root@host2/srv/vm",
+        },
+        Example {
             wish: "Migrate a container, and the service that uses it",
             line: "holdfast migrate /srv/web1 ssh://root@host2 --stop-command 'systemctl stop web1' --start-command 'systemctl start web1'",
         },
