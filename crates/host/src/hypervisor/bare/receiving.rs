@@ -105,11 +105,15 @@ fn listen(qemu: Arc<BareConnection>, path: &Path) -> std::io::Result<ReceivedMac
         is_over: Arc::clone(&is_over),
         socket: path.to_owned(),
     };
-    let clock = Arc::clone(&qemu.clock);
+    let (clock, socket) = (Arc::clone(&qemu.clock), path.to_owned());
     std::thread::Builder::new().name("memory".to_owned()).spawn(move || {
         while !is_over.load(Ordering::Acquire) {
             match listener.accept() {
-                Ok((stream, _)) => return hand_over(&qemu, stream),
+                Ok((stream, _)) => {
+                    // While it has its name and no listener, it is one that a killed process has left.
+                    std::fs::remove_file(&socket).ok();
+                    return hand_over(&qemu, stream);
+                }
                 Err(_) => clock.sleep(ACCEPT_INTERVAL),
             }
         }
