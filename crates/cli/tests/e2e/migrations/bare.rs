@@ -34,8 +34,8 @@ pub(super) struct BareHosts {
     pub(super) image: PathBuf,
     /// The QEMU that this test has started.
     qemu: Child,
-    /// Keeps the mount namespace of the other host.
-    other: Child,
+    /// Keep the mount namespaces of both hosts.
+    namespaces: [Child; 2],
 }
 
 impl BareHosts {
@@ -63,21 +63,12 @@ impl BareHosts {
         // The guest uses the first 4 MiB only.
         run("qemu-io", &["-f", "qcow2", "-c", "write -P 165 32M 16M", text(&image)]);
         prepare(&rig);
-        let (run_there, run_here) = (rig.path("run-there"), rig.path("run"));
-        let mount = format!(
-            "mount -t tmpfs run /run && mount --bind {} {}",
-            text(&run_there),
-            text(&run_here)
+        let bind = format!(
+            "mount --bind {} {}",
+            text(&rig.path("run-there")),
+            text(&rig.path("run"))
         );
-        let other = command("unshare")
-            .args(["--mount", "--propagation", "slave", "sh", "-c"])
-            .arg(format!(
-                "{mount} && touch {} && exec sleep infinity",
-                text(&rig.path("run/ready"))
-            ))
-            .spawn()
-            .unwrap();
-        wait_until("the other host is there", || rig.path("run-there/ready").exists());
+        let namespaces = [":", &bind].map(|own| make_namespace(own, &rig.path("ready")));
         let console = GuestConsole(rig.path("console"));
         let qemu = command(starter[0])
             .args(&starter[1..])
@@ -116,26 +107,26 @@ impl BareHosts {
             console,
             image,
             qemu,
-            other,
+            namespaces,
         })
     }
 
     /// The command of the host on which the machine runs: the first one, or the other one.
     pub(super) fn run_at(&mut self, host: usize) {
-        let process = [std::process::id(), self.other.id()][host];
-        self.rig.see_files_of(process);
+        self.rig.see_files_of(self.namespaces[host].id());
     }
 
-    /// The command that reaches the receiver of a host, by the process whose files it sees.
-    pub(super) fn receiver_of(&self, process: u32) -> String {
+    /// The command that reaches the receiver of a host.
+    pub(super) fn receiver_of(&self, host: usize) -> String {
         format!(
-            "nsenter --mount=/proc/{process}/ns/mnt -- {PROGRAM} receive-migration 1 --connect {}",
+            "nsenter --mount=/proc/{}/ns/mnt -- {PROGRAM} receive-migration 1 --connect {}",
+            self.namespaces[host].id(),
             self.source()
         )
     }
 
     pub(super) fn there(&self) -> String {
-        self.receiver_of(self.other.id())
+        self.receiver_of(1)
     }
 
     pub(super) fn source(&self) -> String {
@@ -174,11 +165,12 @@ impl BareHosts {
         self.rig.path("images").join(name)
     }
 
-    /// No socket of a migration is left at the other host.
     fn assert_no_sockets(&self) {
-        let entries = std::fs::read_dir(format!("/proc/{}/root/run", self.other.id())).unwrap();
-        let mut names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        assert_eq!(names.find(|name| name.ends_with(".memory")), None);
+        for namespace in &self.namespaces {
+            let entries = std::fs::read_dir(format!("/proc/{}/root/run", namespace.id())).unwrap();
+            let mut names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            assert_eq!(names.find(|name| name.ends_with(".memory")), None);
+        }
     }
 
     pub(super) fn pause(&self, folder: &str) {
@@ -194,11 +186,25 @@ impl Drop for BareHosts {
                 monitor.execute(&QmpCommand::new("quit", Value::Null)).ok();
             }
         }
-        for process in [&mut self.qemu, &mut self.other] {
+        for process in std::iter::once(&mut self.qemu).chain(&mut self.namespaces) {
             process.kill().ok();
             process.wait().ok();
         }
     }
+}
+
+/// A process in a mount namespace, after it has created the file `ready`. Sockets of migrations are in `/run`.
+fn make_namespace(command_inside: &str, ready: &Path) -> Child {
+    let run = "mount -t tmpfs run /run && mkdir /run/sshd";
+    let script = format!(
+        "{run} && {command_inside} && touch {} && exec sleep infinity",
+        text(ready)
+    );
+    let words = ["--mount", "--propagation", "slave", "sh", "-c", &script];
+    let process = command("unshare").args(words).spawn().unwrap();
+    wait_until("the host is there", || ready.exists());
+    std::fs::remove_file(ready).unwrap();
+    process
 }
 
 #[expect(
@@ -255,7 +261,7 @@ fn a_qemu_without_libvirt_moves_and_comes_back() {
     drop(monitor);
     // The way back is a migration from there, by ssh.
     hosts.run_at(1);
-    let Some(sshd) = Sshd::start_inside(std::process::id(), Program::Found) else {
+    let Some(sshd) = Sshd::start_inside(hosts.namespaces[0].id(), Program::Found) else {
         return;
     };
     let address = format!("ssh://root@127.0.0.1{}", hosts.rig.path("images").display());
@@ -347,7 +353,7 @@ fn what_prevents_the_move_of_a_qemu_is_said_before() {
     let Some(hosts) = BareHosts::new(&[]) else { return };
     let error = |receiver: &str, more: &[&str]| hosts.rig.error(1, &texts(&hosts.words(receiver, more))).1;
     // Its monitor is here.
-    let here = hosts.receiver_of(std::process::id());
+    let here = hosts.receiver_of(0);
     let refused = error(&here, &[]);
     assert!(refused.contains("another one is connected"), "{refused}");
     for (option, part) in [("--undo", "on the other host"), ("--post-copy", "remove the option")] {

@@ -46,11 +46,7 @@ impl MovingMachine {
     }
 
     fn words(&self) -> Vec<String> {
-        let receiver = if self.at == 0 {
-            self.hosts.there()
-        } else {
-            self.hosts.receiver_of(std::process::id())
-        };
+        let receiver = self.hosts.receiver_of(1 - self.at);
         self.hosts.words(&receiver, &[])
     }
 
