@@ -18,7 +18,7 @@ use crate::system::processes::{Process, UserIdentity};
 use crate::system::ssh::shell_line;
 
 /// Options without a value.
-const SWITCHES: [&str; 29] = [
+const SWITCHES: [&str; 28] = [
     "-S",
     "-daemonize",
     "-enable-fips",
@@ -34,12 +34,12 @@ const SWITCHES: [&str; 29] = [
     "-no-shutdown",
     "-no-user-config",
     "-nodefaults",
+    "-nodefconfig",
     "-nographic",
-    "-nouserconfig",
+    "-old-param",
     "-only-migratable",
     "-portrait",
     "-preconfig",
-    "-seed-none",
     "-semihosting",
     "-singlestep",
     "-snapshot",
@@ -47,7 +47,6 @@ const SWITCHES: [&str; 29] = [
     "-win2k-hack",
     "-xen-attach",
     "-xen-domid-restrict",
-    "-no-hypervisor",
 ];
 /// How a machine came to run here. It arrives in another way there.
 const START_OPTIONS: [&str; 3] = ["-S", "-incoming", "-loadvm"];
