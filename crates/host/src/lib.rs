@@ -23,8 +23,8 @@ pub use hypervisor::machine::{
     BackupMark, Decision, Description, DiskChoice, DiskKind, DiskSource, MachineDisk, MachineState, MachineSummary,
 };
 pub use hypervisor::migration::{
-    Autostart, ConfigurationLanguage, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
-    ReceiverStart, ReceivingHost, SnapshotDescription,
+    Autostart, ConfigurationLanguage, GuestSpeed, InterruptedMigration, LiveMigration, MachineHistory,
+    MigrationRequest, ProcessorFit, ReceiverStart, ReceivingHost, SnapshotDescription, Switchover,
 };
 pub use hypervisor::overlays::{CommitProgress, Overlays};
 pub use hypervisor::tpm::{Tpm, TpmFile, TpmPlace, TpmStore, TpmVersion};

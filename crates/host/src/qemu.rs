@@ -21,6 +21,7 @@ pub mod memory;
 mod names;
 mod point_in_time;
 pub mod qmp;
+pub(crate) mod qom;
 mod remove;
 mod serving;
 mod tracking;

@@ -1,5 +1,7 @@
-//! A migration that was interrupted when the machine had sent all of its memory: it is paused here, and at the other host it runs,
-//! waits for its start, or has ended.
+//! A migration that was interrupted when the machine was stopped. If it had sent all of its memory, it may run at the other
+//! host, wait for its start there, or have ended.
+
+use holdfast_host::InterruptedMigration;
 
 use crate::error::{Error, Result};
 use crate::far::{FarRequest, FarState};
@@ -22,8 +24,14 @@ pub enum Settlement {
 /// It was a migration to another host, or this one does not answer.
 pub fn settle(machine: &str, uuid: &str, tools: &MigrationTools<'_>) -> Result<Settlement> {
     let failed = |error| Error::of_hypervisor(machine, error);
-    let Some(destination) = tools.control.interrupted(uuid).map_err(failed)? else {
-        return Ok(Settlement::NotInterrupted);
+    let take_back = || tools.control.take_back(uuid).map_err(failed);
+    let destination = match tools.control.interrupted(uuid).map_err(failed)? {
+        None => return Ok(Settlement::NotInterrupted),
+        Some(InterruptedMigration::Held) => {
+            take_back()?;
+            return Ok(Settlement::StaysHere);
+        }
+        Some(InterruptedMigration::Sent { destination }) => destination,
     };
     if destination != tools.pull.destination {
         return Err(Error::Interrupted {
@@ -33,7 +41,7 @@ pub fn settle(machine: &str, uuid: &str, tools: &MigrationTools<'_>) -> Result<S
     }
     match tools.far.state(uuid)? {
         FarState::Absent | FarState::ShutOff => {
-            tools.control.take_back(uuid).map_err(failed)?;
+            take_back()?;
             Ok(Settlement::StaysHere)
         }
         state => {

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 use std::sync::mpsc::Sender as Outbox;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use holdfast_block::error_text;
-use holdfast_host::{ReceiverStart, ReceivingHost};
+use holdfast_host::{ReceiverStart, ReceivingHost, Switchover};
 
 use crate::disks::MoveEvent;
 use crate::error::Error;
@@ -17,29 +17,26 @@ use crate::resolution::AskedHost;
 /// Starts of a machine that has all of its memory. It can only refuse one if it does not run.
 const START_COUNT_MAX: usize = 3;
 
-pub(crate) struct MemoryDestination<'a> {
-    plan: &'a MigrationPlan,
-    tools: &'a MigrationTools<'a>,
-    /// Of the other host.
-    socket: &'a Path,
-    events: Mutex<Outbox<MoveEvent>>,
+/// What becomes of the stopped machine. The first decision holds.
+#[derive(Default)]
+pub(crate) struct SwitchoverDecision(OnceLock<Switchover>);
+
+impl SwitchoverDecision {
+    pub(crate) fn decide(&self, switchover: Switchover) {
+        self.0.set(switchover).ok();
+    }
 }
 
-impl<'a> MemoryDestination<'a> {
-    pub(crate) fn new(
-        plan: &'a MigrationPlan,
-        tools: &'a MigrationTools<'a>,
-        socket: &'a Path,
-        events: Outbox<MoveEvent>,
-    ) -> Self {
-        Self {
-            plan,
-            tools,
-            socket,
-            events: Mutex::new(events),
-        }
-    }
+pub(crate) struct MemoryDestination<'a> {
+    pub(crate) plan: &'a MigrationPlan,
+    pub(crate) tools: &'a MigrationTools<'a>,
+    /// Of the other host.
+    pub(crate) socket: &'a Path,
+    pub(crate) decision: Arc<SwitchoverDecision>,
+    pub(crate) events: Mutex<Outbox<MoveEvent>>,
+}
 
+impl MemoryDestination<'_> {
     fn started(&self) -> ReceiverStart {
         let events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
         events.send(MoveEvent::Started).ok();
@@ -59,6 +56,10 @@ impl ReceivingHost for MemoryDestination<'_> {
             .ask(&request)
             .map(drop)
             .map_err(|error| error_text(&error))
+    }
+
+    fn switchover(&self) -> Option<Switchover> {
+        self.decision.0.get().copied()
     }
 
     /// The machine has moved as soon as the other host has its memory, so it is started there however often it takes. It is

@@ -3,21 +3,21 @@
 mod end;
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox};
+use std::sync::{Arc, Mutex};
 use std::thread::Scope;
 use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
-use holdfast_host::{ConfigurationLanguage, MigrationRequest};
+use holdfast_host::{ConfigurationLanguage, MigrationRequest, Switchover};
 use holdfast_live_copy::{CopyDirector, MachineHandover, SenderState};
 
 use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
-use crate::memory_receiver::MemoryDestination;
+use crate::memory_receiver::{MemoryDestination, SwitchoverDecision};
 use crate::memory_relay::MemoryRelay;
 use crate::memory_watch::{MemoryWatch, guest_speed};
 use crate::migration_tools::RunningTools;
@@ -87,6 +87,8 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     stage: Stage,
     relay: Option<MemoryRelay>,
     memory: Option<MemoryWatch>,
+    /// Of this attempt.
+    switchover: Arc<SwitchoverDecision>,
     attempt_count: u32,
     times: PhaseClock,
     /// Whether the hypervisor here has given the images up that are pulled.
@@ -114,6 +116,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             stage: Stage::Disks,
             relay: None,
             memory: None,
+            switchover: Arc::default(),
             attempt_count: 0,
             times: PhaseClock::begin(setup.tools.common.clock.now()),
             is_released: false,
@@ -194,6 +197,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 if self.is_handing_over() {
                     self.copies.confirm(disk);
                 }
+                self.permit_switchover();
                 self.hand_over();
             }
             MoveEvent::Thawed if matches!(self.stage, Stage::Memory | Stage::Stopped { .. }) => {
@@ -204,6 +208,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 self.times.end(MigrationPhase::Memory, now);
                 self.stage = Stage::Stopped { since: now };
                 self.copies.request_freeze();
+                self.permit_switchover();
                 self.await_release();
                 if self.plan.disks.is_empty() {
                     self.stage = Stage::HandingOver { since: now };
@@ -247,6 +252,13 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             },
         }
         Ok(None)
+    }
+
+    /// The hypervisor may give up the disks when nothing more is read from them. Those that are pulled are read afterwards.
+    fn permit_switchover(&self) {
+        if matches!(self.stage, Stage::Stopped { .. }) && self.copies.are_sealed() {
+            self.switchover.decide(Switchover::Continue);
+        }
     }
 
     /// Hands the disks over when all are sealed, in the files that the hypervisor there has open.
@@ -309,7 +321,14 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             ConfigurationLanguage::DomainXml => format!("qemu+unix:///system?socket={}", self.hypervisor.display()),
             ConfigurationLanguage::CommandLine => tools.common.pull.destination.clone(),
         };
-        let receiver = MemoryDestination::new(plan, &tools.common, &tools.memory_socket, events.clone());
+        self.switchover = Arc::default();
+        let receiver = MemoryDestination {
+            plan,
+            tools: &tools.common,
+            socket: &tools.memory_socket,
+            decision: Arc::clone(&self.switchover),
+            events: Mutex::new(events.clone()),
+        };
         self.scope.spawn(move || {
             let moved = tools.hypervisor.migrate(
                 &plan.uuid,
@@ -362,6 +381,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.watch_end.store(true, Ordering::Release);
         // Before the guest runs: a copy would take its writes for a fault of the tracker.
         self.copies.revoke_freeze();
+        self.switchover.decide(Switchover::Cancel);
         if let Some(relay) = &self.relay {
             relay.break_off();
         }

@@ -17,7 +17,8 @@ use holdfast_host::qemu::memory::{MemoryMethod, MemoryMode};
 use holdfast_host::qemu::{QemuVersion, jobs};
 use holdfast_host::qmp::MonitorError;
 use holdfast_host::{
-    CommandLine, ConfigurationLanguage, Description, KeptStates, Machine, MachineHistory, MachineState, MachineSummary,
+    CommandLine, ConfigurationLanguage, Description, InterruptedMigration, KeptStates, Machine, MachineHistory,
+    MachineState, MachineSummary,
 };
 
 use crate::error::{Error, Result};
@@ -281,9 +282,15 @@ pub fn plan(request: &PlanRequest<'_>) -> Result<MigrationPlan> {
 /// Why a machine that neither runs nor is shut off cannot be moved.
 fn state_obstacle(request: &PlanRequest<'_>, summary: &MachineSummary) -> Result<String> {
     Ok(match request.hypervisor.interrupted(&summary.uuid)? {
-        Some(destination) => format!(
+        Some(InterruptedMigration::Held) => {
+            "its migration was interrupted, and it is still stopped: any migration resumes it first".to_owned()
+        }
+        Some(InterruptedMigration::Sent { destination }) => format!(
             "its migration to {destination} was interrupted, and it may run there: the same command as then completes it"
         ),
+        None if summary.state == MachineState::Between => {
+            "it is starting, stopping, crashed, or suspended: wait until it runs, or shut it off".to_owned()
+        }
         None => format!("it is {}: resume it, or shut it off", summary.state),
     })
 }

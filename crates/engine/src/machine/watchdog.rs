@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use holdfast_block::Clock;
-use holdfast_host::qemu::memory::end_sending;
+use holdfast_host::qemu::memory::{cancel_held_migration, end_sending};
 use holdfast_host::qemu::{RunId, remove_run};
 use holdfast_host::qmp::QmpCommand;
 use holdfast_host::{LineProcess, Machine, agent};
@@ -304,10 +304,15 @@ impl WatchedMachine<'_> {
         }
     }
 
-    /// Removes the run's objects from QEMU.
+    /// Removes the run's objects from QEMU. A migration that the command has left would hold its machine forever.
     fn clear(&mut self) {
         let (machine, clock, run) = (self.machine, self.clock, self.run);
-        let clear = || remove_run(machine.monitor(), clock, run).map_err(|error| error.to_string());
+        let clear = || {
+            let monitor = machine.monitor();
+            cancel_held_migration(monitor, clock)
+                .and_then(|()| remove_run(monitor, clock, run))
+                .map_err(|error| error.to_string())
+        };
         self.attempt("removed what the command had left in QEMU", clear);
     }
 

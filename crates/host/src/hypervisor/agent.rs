@@ -54,7 +54,7 @@ pub fn is_frozen(machine: &dyn Machine, deadline: Duration) -> Result<bool> {
 
 /// Whether a process in the guest has the agent's channel open. The agent may be unresponsive nevertheless.
 pub fn is_connected(monitor: &dyn Monitor) -> crate::qemu::qmp::Result<bool> {
-    let Some(label) = crate::hypervisor::qom::agent_channel(monitor)? else {
+    let Some(label) = crate::qemu::qom::agent_channel(monitor)? else {
         return Ok(false);
     };
     let channels = monitor.execute(&QmpCommand::new("query-chardev", Value::Null))?;

@@ -28,10 +28,10 @@ use crate::hypervisor::agent::socket::{AgentError, AgentSocket, ask};
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::exit_report::MachineEnd;
 use crate::hypervisor::machine::{BackupMark, Description, MachineDisk, MachineState, MachineSummary};
-use crate::hypervisor::qom::{agent_channel, text};
 use crate::hypervisor::traits::{Hypervisor, Machine};
 use crate::qemu::disks;
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, QmpSocket, QueuedSocket};
+use crate::qemu::qom::{agent_channel, text};
 use crate::system::processes::Process;
 use crate::system::rights::Rights;
 

@@ -34,11 +34,23 @@ pub trait ReceivingHost: Sync {
     /// Why it does not start, for users.
     fn prepare(&self) -> std::result::Result<(), String>;
 
+    /// What to do with the machine, which is stopped and has its disks open here. None while that is not decided.
+    fn switchover(&self) -> Option<Switchover>;
+
     /// Starts the machine, which has all of its memory.
     fn start(&self) -> ReceiverStart;
 
     /// Ends the hypervisor, since the machine runs here.
     fn discard(&self);
+}
+
+/// How a migration goes on that has stopped the machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Switchover {
+    /// The hypervisor gives the disks up, and sends the rest of the memory.
+    Continue,
+    /// It resumes the machine.
+    Cancel,
 }
 
 /// Whether a machine has started at the other host. A reason is for users.
@@ -108,6 +120,18 @@ pub struct SnapshotDescription {
     pub is_current: bool,
 }
 
+/// What an interrupted migration has left: a machine that is stopped here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum InterruptedMigration {
+    /// It has not sent everything: the machine runs nowhere else.
+    Held,
+    /// It has sent everything: the machine may run at the other host.
+    Sent {
+        /// The address of the other host.
+        destination: String,
+    },
+}
+
 /// A hypervisor that moves machines, given by name or UUID.
 pub trait LiveMigration: Send + Sync {
     /// How it describes machines.
@@ -140,9 +164,9 @@ pub trait LiveMigration: Send + Sync {
     /// Whether a process of this host is the QEMU of a machine.
     fn is_process_of(&self, machine: &str, process: &ProcessInfo) -> bool;
 
-    /// The other host of a migration that was interrupted after the machine had sent all of its memory: it is paused here, and
-    /// may run there. None if that is not so, and if the hypervisor ends such migrations itself.
-    fn interrupted(&self, machine: &str) -> Result<Option<String>>;
+    /// The migration that has stopped the machine and was interrupted. None if there is none, and if the hypervisor ends such
+    /// migrations itself.
+    fn interrupted(&self, machine: &str) -> Result<Option<InterruptedMigration>>;
 
     /// Lets a machine run here whose migration was interrupted. It must not run at the other host.
     fn take_back(&self, machine: &str) -> Result<()>;

@@ -11,7 +11,6 @@ pub(crate) mod live_disks;
 pub(crate) mod machine;
 pub(crate) mod migration;
 pub(crate) mod overlays;
-pub(crate) mod qom;
 pub(crate) mod swtpm;
 pub(crate) mod tpm;
 pub(crate) mod traits;

@@ -9,6 +9,7 @@
 //! used here are unchanged since 2.5, except for those of capabilities, which are switched off.
 
 mod assemble;
+mod destination;
 #[cfg(feature = "hostile")]
 pub(crate) mod hostile;
 mod migrate;
@@ -18,6 +19,8 @@ mod settings;
 mod state;
 
 pub use assemble::{AssembleError, assemble};
+pub use destination::cancel_held_migration;
+pub(crate) use destination::{HELD, forget_destination, is_held, note_destination, noted_destination};
 pub use migrate::{MemoryMethod, MemoryMode, end_sending};
 pub(crate) use migrate::{MemorySender, Sent};
 pub use parse::{MakeStore, Memory, MemoryStreamError, disassemble};

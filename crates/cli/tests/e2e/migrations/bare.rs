@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
 use holdfast_test_kit::run;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::host::text;
 use crate::replication::sshd::{Program, Sshd};
@@ -233,7 +233,7 @@ fn a_qemu_without_libvirt_moves_and_comes_back() {
     let Some(mut hosts) = BareHosts::new(&[]) else { return };
     let there = hosts.there();
     let plan = hosts.rig.report(&texts(&hosts.words(&there, &["--dry-run"])));
-    assert_eq!(plan["obstacles"], serde_json::json!([]), "{plan}");
+    assert_eq!(plan["obstacles"], json!([]), "{plan}");
     let note = plan["notes"][0].as_str().unwrap();
     assert!(
         note.contains("web1.raw,format=raw") && note.ends_with("-S -incoming defer"),
@@ -429,4 +429,53 @@ fn a_qemu_is_started_there_although_the_connection_is_lost() {
         hosts.console.wait_for_more(20);
         hosts.console.assert_no_mismatch();
     }
+}
+
+/// QEMU stops the machine, and waits for the program that migrates it. If that was killed, it would wait forever.
+#[test]
+fn a_qemu_that_a_killed_migration_has_stopped_is_resumed() {
+    let Some(hosts) = BareHosts::new(&[]) else { return };
+    let monitor = QmpSocket::connect(&hosts.rig.path("run/test.qmp")).unwrap();
+    let execute = |name: &'static str, arguments: Value| monitor.execute(&QmpCommand::new(name, arguments)).unwrap();
+    let capability = json!({ "capability": "pause-before-switchover", "state": true });
+    execute("migrate-set-capabilities", json!({ "capabilities": [capability] }));
+    let hold = || {
+        execute("migrate", json!({ "uri": "exec:cat >/dev/null" }));
+        wait_until("QEMU waits", || {
+            execute("query-migrate", Value::Null)["status"] == "pre-switchover"
+        });
+    };
+    let watchdog = [
+        "watchdog",
+        "--connect",
+        &hosts.source(),
+        "--machine",
+        "web1",
+        "--run",
+        "7",
+    ];
+    let status = || execute("query-status", Value::Null)["status"].clone();
+    // Another program migrates it.
+    hold();
+    hosts.rig.run(&watchdog);
+    let refused = hosts.rig.error(1, &texts(&hosts.words(&hosts.there(), &[]))).1;
+    assert!(refused.contains("wait until it runs"), "{refused}");
+    assert_eq!(status(), "finish-migrate");
+    let destination = json!({ "qom-type": "secret", "id": "hf-destination", "data": "ssh://host2" });
+    execute("object-add", destination);
+    hosts.rig.run(&watchdog);
+    wait_until("the machine runs", || status() == "running");
+    hosts.console.wait_for_more(20);
+    // Without its watchdog, the next migration finds it, to whichever host.
+    hold();
+    let destination = json!({ "qom-type": "secret", "id": "hf-destination", "data": "ssh://host2" });
+    execute("object-add", destination);
+    let plan = hosts.rig.report(&texts(&hosts.words(&hosts.there(), &["--dry-run"])));
+    let obstacle = plan["obstacles"][0].as_str().unwrap();
+    assert!(obstacle.contains("any migration resumes it"), "{plan}");
+    drop(monitor);
+    hosts.rig.ok(&texts(&hosts.words(&hosts.there(), &[])));
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
 }

@@ -4,7 +4,9 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use holdfast_block::{Clock as _, SystemClock};
+use holdfast_host::qmp::{Monitor as _, QmpCommand, QmpSocket};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
 
 use super::bare::BareHosts;
 use super::kills::{KILL_COUNT, processes};
@@ -16,10 +18,16 @@ use crate::schedules::wait_until;
 enum Victim {
     /// `holdfast migrate`.
     Driver,
+    /// The same, as soon as the machine is stopped.
+    DriverAtStop,
     /// `holdfast receive-migration`, for requests, the memory or the disk.
     Receivers,
     /// The QEMU at the other host.
     GuestThere,
+}
+
+impl Victim {
+    const ALL: [Self; 4] = [Self::Driver, Self::Receivers, Self::GuestThere, Self::DriverAtStop];
 }
 
 /// A machine that moves from one host to the other and back.
@@ -67,10 +75,22 @@ impl MovingMachine {
         found.map(|process| process.id).collect()
     }
 
+    /// Waits until the machine that moves is stopped, or the command has ended.
+    fn wait_for_stop(&self, driver: &mut Child) {
+        let folder = ["run", "run-there"][self.at];
+        let monitor = QmpSocket::connect(&self.hosts.rig.path(folder).join("test.qmp")).unwrap();
+        let status = QmpCommand::new("query-status", Value::Null);
+        while driver.try_wait().unwrap().is_none() {
+            if monitor.execute(&status).is_ok_and(|status| status["running"] == false) {
+                return;
+            }
+        }
+    }
+
     /// Kills processes with signal 9. Returns how many existed at this moment.
     fn kill(&self, victim: Victim, driver: &Child, guests_before: &[u32]) -> usize {
         let mut victims = match victim {
-            Victim::Driver => vec![driver.id()],
+            Victim::Driver | Victim::DriverAtStop => vec![driver.id()],
             Victim::Receivers => self.processes_with("receive-migration", "holdfast"),
             Victim::GuestThere => self.guests(),
         };
@@ -84,9 +104,10 @@ impl MovingMachine {
 
     /// The same command completes the move.
     fn complete(&self) {
-        wait_until("its guest there has ended, or runs", || {
+        wait_until("its guest there has ended, or runs, and no guest is held", || {
             self.assert_not_at_both();
-            self.hosts.statuses()[1 - self.at] != "paused"
+            let statuses = self.hosts.statuses();
+            statuses[1 - self.at] != "paused" && statuses[self.at] != "finish-migrate"
         });
         let words = self.words();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -124,13 +145,17 @@ fn a_qemu_runs_on_one_host_after_any_kill() {
         random = random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        let victim = [Victim::Driver, Victim::Receivers, Victim::GuestThere][number as usize % 3];
-        // A migration without a kill takes 1 to 3 seconds.
-        let delay = Duration::from_millis(200 + (random >> 33) % 2000);
+        let victim = Victim::ALL[number as usize % Victim::ALL.len()];
+        // A migration without a kill takes 0.6 to 3 seconds.
+        let delay = Duration::from_millis(100 + (random >> 33) % 1000);
         let guests_before = machine.guests();
         let boot = machine.hosts.console.last().unwrap().boot;
         let mut driver = machine.begin();
-        clock.sleep(delay);
+        if victim == Victim::DriverAtStop {
+            machine.wait_for_stop(&mut driver);
+        } else {
+            clock.sleep(delay);
+        }
         let killed_count = machine.kill(victim, &driver, &guests_before);
         found += u32::from(killed_count > 0);
         wait_until("the command ends", || {

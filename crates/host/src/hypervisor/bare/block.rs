@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::hypervisor::machine::{DiskKind, DiskSource, MachineDisk};
-use crate::hypervisor::qom::{property, text};
 use crate::qemu::qmp::{Monitor, MonitorError, QmpCommand, Result};
+use crate::qemu::qom::{property, text};
 use crate::qemu::{device_path, run_of};
 
 /// Filter nodes, which show the bytes of another node. Their driver is not an image format.

@@ -20,13 +20,15 @@ use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::live_disks::{CopyState, ExecutionState, LiveDisks};
 use crate::hypervisor::machine::MachineSummary;
 use crate::hypervisor::migration::{
-    Autostart, ConfigurationLanguage, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
+    Autostart, ConfigurationLanguage, InterruptedMigration, LiveMigration, MachineHistory, MigrationRequest,
+    ProcessorFit,
 };
-use crate::hypervisor::qom::{property, text};
 use crate::hypervisor::tpm::TpmPlace;
 use crate::hypervisor::traits::{Hypervisor, HypervisorMut, KeptStates, Machine, Resumption};
 use crate::qemu::QemuVersion;
+use crate::qemu::memory::{cancel_held_migration, forget_destination, is_held, noted_destination};
 use crate::qemu::qmp::MonitorError;
+use crate::qemu::qom::{property, text};
 use crate::system::processes::{Process, ProcessInfo};
 use crate::system::rights::Rights;
 
@@ -377,19 +379,26 @@ impl LiveMigration for BareHost {
         own == Some(process.pid)
     }
 
-    fn interrupted(&self, _machine: &str) -> Result<Option<String>> {
+    fn interrupted(&self, _machine: &str) -> Result<Option<InterruptedMigration>> {
         let qemu = self.connected()?;
+        let failed = |error| qemu.failed(error);
+        if is_held(&*qemu.monitor).map_err(failed)? {
+            return Ok(Some(InterruptedMigration::Held));
+        }
         let status = qemu.query("query-status")?;
         if status["status"] != "postmigrate" {
             return Ok(None);
         }
-        sending::destination_of(&qemu)
+        let noted = noted_destination(&*qemu.monitor).map_err(failed)?;
+        Ok(noted.map(|destination| InterruptedMigration::Sent { destination }))
     }
 
     fn take_back(&self, _machine: &str) -> Result<()> {
         let qemu = self.connected()?;
+        let held = cancel_held_migration(&*qemu.monitor, &*self.clock);
+        held.map_err(|error| qemu.failed(error))?;
         qemu.query("cont")?;
-        sending::forget_destination(&qemu);
+        forget_destination(&*qemu.monitor);
         Ok(())
     }
 

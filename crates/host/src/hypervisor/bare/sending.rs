@@ -13,17 +13,14 @@ use serde_json::{Value, json};
 
 use super::BareConnection;
 use crate::hypervisor::error::{Error, Result};
-use crate::hypervisor::migration::{GuestSpeed, MigrationRequest, ReceiverStart};
-use crate::hypervisor::qom::property;
-use crate::qemu::memory::MigrationSettings;
+use crate::hypervisor::migration::{GuestSpeed, MigrationRequest, ReceiverStart, Switchover};
+use crate::qemu::memory::{HELD, MigrationSettings, forget_destination, note_destination};
 use crate::qemu::qmp::{MonitorError, QmpCommand, Result as MonitorResult};
 
 /// Practically no limit, in bytes per second.
 const BANDWIDTH: u64 = 64 << 30;
 /// QEMU's name for the connection.
 const CONNECTION: &str = "hf-migration";
-/// QEMU's name for an object that has the address of the other host, for a command that finds the machine paused.
-const DESTINATION: &str = "hf-destination";
 /// Interval of asking while the memory is sent, and when the machine is stopped.
 const SENDING_INTERVAL: Duration = Duration::from_millis(20);
 const STOPPED_INTERVAL: Duration = Duration::from_millis(1);
@@ -42,14 +39,15 @@ pub(super) fn migrate(qemu: &BareConnection, request: &MigrationRequest<'_>) -> 
     };
     request.receiver.prepare().map_err(refused)?;
     let sender = MemoryMove { qemu, request };
+    // QEMU 10 does not say which parts of a disk have changed after it has given the disk up.
     let capabilities = match request.guest_speed {
-        GuestSpeed::Kept => &["return-path"][..],
-        GuestSpeed::SlowedIfNeeded => &["return-path", "auto-converge"],
+        GuestSpeed::Kept => &["return-path", "pause-before-switchover"][..],
+        GuestSpeed::SlowedIfNeeded => &["return-path", "pause-before-switchover", "auto-converge"],
     };
     let parameters = json!({ "max-bandwidth": BANDWIDTH });
     let settings = MigrationSettings::change(&*qemu.monitor, capabilities, &parameters);
     let settings = settings.map_err(|error| qemu.failed(error))?;
-    let sent = sender.note_destination().and_then(|()| sender.send());
+    let sent = note_destination(&*qemu.monitor, request.destination).and_then(|()| sender.send());
     let ended = match sent {
         Ok(()) => request.receiver.start(),
         Err(error) => ReceiverStart::IsGone(holdfast_block::error_text(&error)),
@@ -60,27 +58,12 @@ pub(super) fn migrate(qemu: &BareConnection, request: &MigrationRequest<'_>) -> 
         ReceiverStart::IsGone(reason) => {
             let resumed = sender.resume_here();
             settings.restore(&*qemu.monitor);
-            forget_destination(qemu);
+            forget_destination(&*qemu.monitor);
             request.receiver.discard();
             resumed.map_err(|error| qemu.failed(error))?;
             Err(refused(reason))
         }
     }
-}
-
-/// The other host of the migration; none if another program has migrated the machine.
-pub(super) fn destination_of(qemu: &BareConnection) -> Result<Option<String>> {
-    let found = property(&*qemu.monitor, &format!("/objects/{DESTINATION}"), "data");
-    match found {
-        Ok(address) => Ok(address.as_str().map(str::to_owned)),
-        Err(error) if error.is_refusal() => Ok(None),
-        Err(error) => Err(qemu.failed(error)),
-    }
-}
-
-/// The machine runs here. A failure does not harm it.
-pub(super) fn forget_destination(qemu: &BareConnection) {
-    qemu.ask("object-del", json!({ "id": DESTINATION })).ok();
 }
 
 struct MemoryMove<'a> {
@@ -93,13 +76,6 @@ impl MemoryMove<'_> {
         self.qemu.monitor.execute(&QmpCommand::new(name, arguments))
     }
 
-    /// Notes the other host in QEMU, where it is as long as the machine is here. An object for secrets has a text.
-    fn note_destination(&self) -> MonitorResult<()> {
-        forget_destination(self.qemu);
-        let object = json!({ "qom-type": "secret", "id": DESTINATION, "data": self.request.destination });
-        self.execute("object-add", object).map(drop)
-    }
-
     /// Sends the memory, and leaves the machine stopped.
     fn send(&self) -> MonitorResult<()> {
         // QEMU may run as a user that cannot connect.
@@ -110,15 +86,31 @@ impl MemoryMove<'_> {
             self.execute("closefd", json!({ "fdname": CONNECTION })).ok();
             return Err(error);
         }
+        let mut decided = None;
         loop {
             let status = self.execute("query-migrate", Value::Null)?;
             match status["status"].as_str().unwrap_or_default() {
                 "completed" => return Ok(()),
                 "failed" | "cancelled" => return Err(failure(&status)),
                 "active" | "setup" | "none" | "" => self.clock().sleep(SENDING_INTERVAL),
+                HELD if decided.is_none() => {
+                    decided = self.request.receiver.switchover();
+                    match decided {
+                        Some(decision) => self.go_on(decision)?,
+                        None => self.clock().sleep(STOPPED_INTERVAL),
+                    }
+                }
                 _ => self.clock().sleep(STOPPED_INTERVAL),
             }
         }
+    }
+
+    fn go_on(&self, decision: Switchover) -> MonitorResult<()> {
+        let gone_on = match decision {
+            Switchover::Continue => self.execute("migrate-continue", json!({ "state": HELD })),
+            Switchover::Cancel => self.execute("migrate_cancel", Value::Null),
+        };
+        gone_on.map(drop)
     }
 
     /// After a failure, QEMU resumes a machine that it has stopped. It does not after it has sent everything.

@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::hypervisor::qom::text;
 use crate::hypervisor::swtpm::at_socket;
 use crate::hypervisor::tpm::{Tpm, TpmPlace};
+use crate::qemu::qom::text;
 use crate::system::processes::Process;
 
 /// Finds the emulated TPM in QEMU's answer to `query-tpm`.

@@ -14,7 +14,8 @@ use crate::hypervisor::domain_xml::HostNeeds;
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::live_disks::LiveDisks as _;
 use crate::hypervisor::migration::{
-    Autostart, ConfigurationLanguage, GuestSpeed, LiveMigration, MachineHistory, MigrationRequest, ProcessorFit,
+    Autostart, ConfigurationLanguage, GuestSpeed, InterruptedMigration, LiveMigration, MachineHistory,
+    MigrationRequest, ProcessorFit,
 };
 use crate::system::processes::ProcessInfo;
 use virt::error::ErrorNumber;
@@ -80,7 +81,7 @@ impl LiveMigration for Libvirt {
         process.arguments.iter().any(|word| word == machine)
     }
 
-    fn interrupted(&self, _machine: &str) -> Result<Option<String>> {
+    fn interrupted(&self, _machine: &str) -> Result<Option<InterruptedMigration>> {
         Ok(None)
     }
 

@@ -83,7 +83,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Timeout from the last byte until QEMU reports completion.
 const END_DEADLINE: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(2);
-const STATUS: &str = "query-migrate";
+pub(super) const STATUS: &str = "query-migrate";
 
 /// The result of a complete transfer: the machine is stopped, and all of its memory was sent.
 pub(crate) struct Sent {
@@ -240,7 +240,7 @@ pub fn end_sending(monitor: &dyn Monitor, clock: &dyn Clock, run: RunId) -> Resu
 }
 
 /// Cancels a migration in progress, and waits until it has ended.
-fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
+pub(super) fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let start = clock.now();
     let mut is_cancelled = false;
     while clock.now().saturating_sub(start) < END_DEADLINE {
