@@ -94,7 +94,7 @@ class BareHosts(MovedGuest):
     def qemu(self, image, image_format, sockets, *more):
         guest = self.lab.root / "build/guest"
         words = ["qemu-system-x86_64", "-name", "bare", "-accel", "tcg", "-m", "160", "-nodefaults", "-display", "none"]
-        words += ["-kernel", guest / "vmlinuz", "-initrd", guest / "initrd", "-append", "console=ttyS0 quiet"]
+        words += ["-kernel", guest / "vmlinuz", "-initrd", guest / "initrd", "-append", "console=ttyS0 quiet tick"]
         words += ["-chardev", f"file,id=console,path={self.path},append=on", "-serial", "chardev:console"]
         words += ["-blockdev", f"driver={image_format},node-name=disk,file.driver=file,file.filename={image}"]
         words += ["-device", "virtio-blk-pci,drive=disk,id=disk0"]

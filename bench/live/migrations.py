@@ -16,15 +16,15 @@ NAME = "moving"
 TITLE = "A machine moves to another host with its disk and memory"
 NOTE = (
     "Both hosts are on this one, each a libvirtd with its own view of the file system; the memory and the disk of holdfast go through ssh,\n"
-    "those of virsh through TCP without encryption. Stopped: the longest time without a line on the guest's console, which it writes every\n"
-    "hundredth of a second. Rate: the guest's writes per second meanwhile, as a share of those before."
+    "those of virsh through TCP without encryption. Stopped: the longest time without a byte on the guest's console, to which it writes every\n"
+    "millisecond. Rate: the guest's writes per second meanwhile, as a share of those before."
 )
 DOMAIN = """<domain type='qemu'>
   <name>{name}</name>
   <memory unit='MiB'>160</memory>
   <vcpu>1</vcpu>
   <os><type arch='x86_64' machine='pc'>hvm</type><kernel>{kernel}</kernel><initrd>{initrd}</initrd>
-    <cmdline>console=ttyS0 quiet</cmdline></os>
+    <cmdline>console=ttyS0 quiet tick</cmdline></os>
   <features><acpi/></features>
   <devices>
     <disk type='file' device='disk'><driver name='qemu' type='qcow2'/><source file='{image}'/><target dev='vda' bus='virtio'/></disk>
@@ -80,7 +80,7 @@ def inside(lab):
 
 
 class Console:
-    """Watches the console of the guest: its lines, and the longest time without one."""
+    """Watches the console of the guest: its lines, and the longest time without a byte."""
 
     def __init__(self, path):
         self.path, self.is_ended = path, threading.Event()

@@ -7,6 +7,7 @@
  *
  *   mount=vdb   mounts the ext4 of this disk, which the guest agent can then freeze; the agent answers in any case
  *   read=64     first reads this many MiB of /dev/vda, spread over the disk, like a system that boots from it
+ *   tick        also prints a dot every millisecond: a pause of the machine shows from outside
  *   measure     writes nothing by itself; the guest executes commands and reports measurements: measure.c
  */
 #include "guest.h"
@@ -123,6 +124,11 @@ static void write_and_check(void) {
     }
 }
 
+static void *tick(void *nothing) {
+    for (;; wait_ms(1))
+        if (write(1, ".", 1) < 0) return nothing;
+}
+
 int main(void) {
     mount("dev", "/dev", "devtmpfs", 0, "");
     mount("proc", "/proc", "proc", 0, "");
@@ -131,19 +137,21 @@ int main(void) {
     load_modules();
 
     char line[1024] = "";
-    int file = open("/proc/cmdline", O_RDONLY | O_CLOEXEC), is_measuring = 0;
+    int file = open("/proc/cmdline", O_RDONLY | O_CLOEXEC), is_measuring = 0, is_ticking = 0;
     if (read(file, line, sizeof line - 1) < 0) dprintf(1, "BAD command line: %m\n");
     close(file);
     long mebibytes = 0;
     for (char *rest = line, *word; (word = strsep(&rest, " \n"));) {
         if (strncmp(word, "mount=", 6) == 0) mount_disk(word + 6);
         if (strncmp(word, "read=", 5) == 0) mebibytes = atol(word + 5);
+        if (strcmp(word, "tick") == 0) is_ticking = 1;
         if (strcmp(word, "measure") == 0) is_measuring = 1;
     }
     if (mebibytes > 0) read_much(mebibytes);
 
-    pthread_t agent;
+    pthread_t agent, ticks;
     pthread_create(&agent, NULL, answer_agent, NULL);
+    if (is_ticking) pthread_create(&ticks, NULL, tick, NULL);
     if (is_measuring) measure();
     write_and_check();
 }
