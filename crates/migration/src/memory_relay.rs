@@ -175,30 +175,31 @@ impl RelayThread {
     }
 
     fn relay(&self, mut from: &UnixStream, mut to: &UnixStream) -> std::io::Result<RelayEnd> {
-        let mut held = Vec::with_capacity(PIECE_BYTES + HELD_BYTES);
+        let mut piece = vec![0; HELD_BYTES + PIECE_BYTES];
+        // The bytes at the beginning of `piece` that were received and not sent.
+        let mut held_count = 0;
         loop {
             if wait_for(from, &self.woken)? == Ready::Order {
                 break;
             }
-            let start = held.len();
-            held.resize(start + PIECE_BYTES, 0);
-            let count = from.read(&mut held[start..])?;
-            held.truncate(start + count);
+            let count = from.read(&mut piece[held_count..])?;
             if count == 0 {
                 // The end without an order: QEMU gave up, or a small machine has sent everything.
                 wait_for_order(&self.woken)?;
                 break;
             }
             self.sent_bytes.fetch_add(count as u64, Ordering::Relaxed);
-            let free = held.len().saturating_sub(HELD_BYTES);
-            to.write_all(&held[..free])?;
-            held.drain(..free);
+            let end = held_count + count;
+            let free = end.saturating_sub(HELD_BYTES);
+            to.write_all(&piece[..free])?;
+            piece.copy_within(free..end, 0);
+            held_count = end - free;
         }
         let order = *locked(&self.order);
         if order != Some(RelayOrder::Open) {
             return Ok(RelayEnd::Broken);
         }
-        to.write_all(&held)?;
+        to.write_all(&piece[..held_count])?;
         let rest = std::io::copy(&mut from, &mut to)?;
         self.sent_bytes.fetch_add(rest, Ordering::Relaxed);
         Ok(RelayEnd::Opened)
