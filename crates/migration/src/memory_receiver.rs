@@ -2,7 +2,8 @@
 
 use std::path::Path;
 use std::sync::mpsc::Sender as Outbox;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use holdfast_block::error_text;
 use holdfast_host::{ReceiverStart, ReceivingHost, Switchover};
@@ -19,11 +20,22 @@ const START_COUNT_MAX: usize = 3;
 
 /// What becomes of the stopped machine. The first decision holds.
 #[derive(Default)]
-pub(crate) struct SwitchoverDecision(OnceLock<Switchover>);
+pub(crate) struct SwitchoverDecision {
+    switchover: Mutex<Option<Switchover>>,
+    is_made: Condvar,
+}
 
 impl SwitchoverDecision {
     pub(crate) fn decide(&self, switchover: Switchover) {
-        self.0.set(switchover).ok();
+        let mut made = self.switchover.lock().unwrap_or_else(PoisonError::into_inner);
+        made.get_or_insert(switchover);
+        self.is_made.notify_all();
+    }
+
+    fn wait(&self, patience: Duration) -> Option<Switchover> {
+        let made = self.switchover.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.is_made.wait_timeout_while(made, patience, |made| made.is_none());
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
@@ -58,8 +70,8 @@ impl ReceivingHost for MemoryDestination<'_> {
             .map_err(|error| error_text(&error))
     }
 
-    fn switchover(&self) -> Option<Switchover> {
-        self.decision.0.get().copied()
+    fn wait_for_switchover(&self, patience: Duration) -> Option<Switchover> {
+        self.decision.wait(patience)
     }
 
     /// The machine has moved as soon as the other host has its memory, so it is started there however often it takes. It is

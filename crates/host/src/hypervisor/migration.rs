@@ -34,8 +34,9 @@ pub trait ReceivingHost: Sync {
     /// Why it does not start, for users.
     fn prepare(&self) -> std::result::Result<(), String>;
 
-    /// What to do with the machine, which is stopped and has its disks open here. None while that is not decided.
-    fn switchover(&self) -> Option<Switchover>;
+    /// Waits for the decision what to do with the machine when it is stopped, and has its disks open here. None if it is not made
+    /// within the time.
+    fn wait_for_switchover(&self, patience: Duration) -> Option<Switchover>;
 
     /// Starts the machine, which has all of its memory.
     fn start(&self) -> ReceiverStart;

@@ -21,7 +21,7 @@ use crate::qemu::qmp::{MonitorError, QmpCommand, Result as MonitorResult};
 const BANDWIDTH: u64 = 64 << 30;
 /// QEMU's name for the connection.
 const CONNECTION: &str = "hf-migration";
-/// Interval of asking while the memory is sent, and when the machine is stopped.
+/// Interval of asking while the memory is sent, and when its rest is.
 const SENDING_INTERVAL: Duration = Duration::from_millis(20);
 const STOPPED_INTERVAL: Duration = Duration::from_millis(1);
 /// How long QEMU may take to resume the machine here after a failure.
@@ -92,15 +92,13 @@ impl MemoryMove<'_> {
             match status["status"].as_str().unwrap_or_default() {
                 "completed" => return Ok(()),
                 "failed" | "cancelled" => return Err(failure(&status)),
-                "active" | "setup" | "none" | "" => self.clock().sleep(SENDING_INTERVAL),
-                HELD if decided.is_none() => {
-                    decided = self.request.receiver.switchover();
-                    match decided {
-                        Some(decision) => self.go_on(decision)?,
-                        None => self.clock().sleep(STOPPED_INTERVAL),
+                _ if decided.is_some() => self.clock().sleep(STOPPED_INTERVAL),
+                _ => {
+                    decided = self.request.receiver.wait_for_switchover(SENDING_INTERVAL);
+                    if let Some(decision) = decided {
+                        self.go_on(decision)?;
                     }
                 }
-                _ => self.clock().sleep(STOPPED_INTERVAL),
             }
         }
     }
@@ -110,7 +108,11 @@ impl MemoryMove<'_> {
             Switchover::Continue => self.execute("migrate-continue", json!({ "state": HELD })),
             Switchover::Cancel => self.execute("migrate_cancel", Value::Null),
         };
-        gone_on.map(drop)
+        match gone_on {
+            // It has failed meanwhile.
+            Err(error) if error.is_refusal() => Ok(()),
+            gone_on => gone_on.map(drop),
+        }
     }
 
     /// After a failure, QEMU resumes a machine that it has stopped. It does not after it has sent everything.
