@@ -23,6 +23,8 @@ pub(crate) struct MemoryStatus {
     /// What the guest has changed per second in the last pass.
     pub(crate) changed_bytes_per_s: u64,
     pub(crate) sent_bytes_per_s: u64,
+    /// The pages that were sent, with those that are zero, of which nothing is sent.
+    pub(crate) done_bytes_per_s: u64,
     /// By how much the processors of the guest are slowed.
     pub(crate) slowed_percent: u64,
 }
@@ -33,6 +35,12 @@ impl MemoryStatus {
     pub(crate) fn query(machine: &dyn Machine) -> Option<Self> {
         let query = QmpCommand::new("query-migrate", Value::Null);
         Self::parse(&machine.monitor().execute(&query).ok()?)
+    }
+
+    /// How long it takes at this rate until the rest takes less than `downtime`, when the hypervisor stops the machine.
+    pub(crate) fn time_to_stop(&self, downtime: Duration) -> Duration {
+        let remaining_us = self.remaining_bytes.saturating_mul(1_000_000) / self.done_bytes_per_s.max(1);
+        Duration::from_micros(remaining_us).saturating_sub(downtime)
     }
 
     fn parse(status: &Value) -> Option<Self> {
@@ -55,6 +63,9 @@ impl MemoryStatus {
                 .unwrap_or_default()
                 .saturating_mul(page_bytes),
             sent_bytes_per_s,
+            done_bytes_per_s: number("pages-per-second")
+                .unwrap_or_default()
+                .saturating_mul(page_bytes),
             slowed_percent: status["cpu-throttle-percentage"].as_u64().unwrap_or_default(),
         })
     }
@@ -136,9 +147,28 @@ mod tests {
     }
 
     #[test]
+    fn the_stop_is_as_far_as_the_rest_and_its_rate_say() {
+        let time = |remaining_bytes, done_bytes_per_s| {
+            let status = MemoryStatus {
+                remaining_bytes,
+                done_bytes_per_s,
+                ..MemoryStatus::default()
+            };
+            status.time_to_stop(Duration::from_millis(100)).as_millis()
+        };
+        assert_eq!(time(1000, 1000), 900);
+        assert_eq!(time(100, 1000), 0);
+        assert_eq!(time(50, 1000), 0);
+        // No rate is known yet.
+        assert!(time(1 << 30, 0) > 1_000_000);
+        assert_eq!(time(0, 0), 0);
+    }
+
+    #[test]
     fn the_status_of_qemu_is_read() {
         let status = json!({"status": "active", "cpu-throttle-percentage": 20, "ram": {
             "total": 1000, "remaining": 300, "dirty-sync-count": 2, "dirty-pages-rate": 10, "page-size": 4096, "mbps": 8.0,
+            "pages-per-second": 100,
         }});
         let expected = MemoryStatus {
             total_bytes: 1000,
@@ -146,6 +176,7 @@ mod tests {
             pass_count: 2,
             changed_bytes_per_s: 40_960,
             sent_bytes_per_s: 1_000_000,
+            done_bytes_per_s: 409_600,
             slowed_percent: 20,
         };
         assert_eq!(MemoryStatus::parse(&status), Some(expected));

@@ -13,8 +13,11 @@ use crate::move_progress::MemoryProgress;
 use crate::plan::{LiveMemory, MigrationPlan};
 
 /// The hypervisor stops the machine as soon as the rest of its memory takes less than this. Only if the memory changes too fast
-/// for that, it gets all the time that is permitted.
-const DOWNTIME_AIM: Duration = Duration::from_millis(50);
+/// for that, it gets more, up to all the time that is permitted.
+const DOWNTIME_AIM: Duration = Duration::from_millis(20);
+
+/// How much more it gets at once.
+const DOWNTIME_FACTOR: u32 = 4;
 
 pub(crate) struct MemoryWatch {
     progress: MemoryProgress,
@@ -35,9 +38,9 @@ impl MemoryWatch {
             slowed_percent: 0,
         };
         let downtime = match plan.live_memory {
-            LiveMemory::Complete => DOWNTIME_AIM.min(downtime_max(tools)),
+            LiveMemory::Complete => DOWNTIME_AIM.min(tools.downtime_max()),
             // The less is sent while the machine runs, the less can be lost.
-            LiveMemory::MayBeIncomplete => downtime_max(tools),
+            LiveMemory::MayBeIncomplete => tools.downtime_max(),
         };
         watch.limit_downtime(downtime, plan, tools)?;
         Ok(watch)
@@ -65,10 +68,10 @@ impl MemoryWatch {
         if !is_hopeless {
             return Ok(());
         }
-        let downtime_max = downtime_max(tools);
+        let downtime_max = tools.downtime_max();
         if self.downtime < downtime_max {
             self.convergence = MemoryConvergence::default();
-            return self.limit_downtime(downtime_max, plan, tools);
+            return self.limit_downtime((self.downtime * DOWNTIME_FACTOR).min(downtime_max), plan, tools);
         }
         Err(Error::MemoryChangesTooFast {
             machine: plan.machine.clone(),
@@ -83,11 +86,6 @@ impl MemoryWatch {
         let limited = tools.common.control.limit_downtime(&plan.uuid, limit);
         limited.map_err(|error| Error::of_hypervisor(&plan.machine, error))
     }
-}
-
-/// The part of the stopped time that the rest of the memory may take.
-fn downtime_max(tools: &RunningTools<'_>) -> Duration {
-    tools.frozen_max / 2
 }
 
 /// Whether the guest may be slowed.

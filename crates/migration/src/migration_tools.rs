@@ -81,6 +81,13 @@ pub struct RunningTools<'a> {
     pub throttle: ThrottlePolicy,
 }
 
+impl RunningTools<'_> {
+    /// The part of the stopped time that the rest of the memory may take.
+    pub(crate) fn downtime_max(&self) -> Duration {
+        self.frozen_max / 2
+    }
+}
+
 /// What happens to the disks that the machine had at the other host before, when it runs there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormerDisks {
