@@ -156,6 +156,19 @@ impl BareHosts {
         ["run", "run-there"].map(|folder| self.status(folder))
     }
 
+    /// Starts the QEMU of the machine at the other host, which gets no memory.
+    fn start_without_memory_there(&self) -> Child {
+        let line = std::fs::read_to_string(format!("/proc/{}/cmdline", self.qemu.id())).unwrap();
+        let words = line.split_terminator('\0');
+        command("nsenter")
+            .args([&format!("--mount=/proc/{}/ns/mnt", self.namespaces[1].id()), "--"])
+            .args(["env", "-C", text(self.image.parent().unwrap())])
+            .args(words)
+            .args(["-S", "-incoming", "defer"])
+            .spawn()
+            .unwrap()
+    }
+
     pub(super) fn has_moved(&mut self) -> bool {
         self.qemu.try_wait().unwrap().is_some()
     }
@@ -406,9 +419,13 @@ fn a_qemu_runs_on_one_host_whatever_is_lost_at_its_start() {
     let plan = hosts.rig.report(&texts(&hosts.words(&hosts.there(), &["--dry-run"])));
     let obstacle = plan["obstacles"][0].as_str().unwrap();
     assert!(obstacle.contains("the same command"), "{plan}");
+    // A QEMU there without its memory is not this machine.
+    let mut waiting = hosts.start_without_memory_there();
+    wait_until("it waits for its memory", || hosts.status("run-there") == "inmigrate");
     // It runs there, and the answer is lost with the command.
     attempt("start after sender", Some(9));
     assert_eq!(hosts.statuses(), ["postmigrate", "running"]);
+    waiting.wait().unwrap();
     hosts.console.wait_for_more(20);
     let report = hosts.rig.report(&texts(&words));
     assert_eq!(report["state"], "running", "{report}");

@@ -85,13 +85,17 @@ impl BareHost {
             *connection = None;
         }
         let made = BareQemu::connect(&self.path, Arc::clone(&self.clock)).map_err(|error| match error {
-            Error::Unreachable { source, .. } if is_without_listener(&*source) => Error::NoSuchMachine {
-                hypervisor: self.title.clone(),
-                name: self.path.display().to_string(),
-            },
+            Error::Unreachable { source, .. } if is_without_listener(&*source) => self.without_machine(),
             other => other,
         })?;
         Ok(Arc::clone(connection.insert(made.machine)))
+    }
+
+    fn without_machine(&self) -> Error {
+        Error::NoSuchMachine {
+            hypervisor: self.title.clone(),
+            name: self.path.display().to_string(),
+        }
     }
 
     fn refused(&self, action: &'static str, reason: impl Into<String>) -> Error {
@@ -216,7 +220,11 @@ impl Hypervisor for BareHost {
 
     /// The only machine, whatever its name: a machine without a UUID is named by its host.
     fn machine(&self, _name: &str) -> Result<Box<dyn Machine>> {
-        Ok(Box::new(BareMachine(self.connected()?)))
+        let qemu = self.connected()?;
+        if waits_for_memory(&qemu)? {
+            return Err(self.without_machine());
+        }
+        Ok(Box::new(BareMachine(qemu)))
     }
 }
 
