@@ -135,7 +135,8 @@ pub enum Error {
     },
     /// The machine was moved to another host than the one that was named.
     #[error(
-        "{machine} was moved to {destination}, which may need the disks here, and it is not at the host that was named; the record          of that is {}",
+        "{machine} was moved to {destination}, which may need the disks here, and it is not at the host that was named; the record \
+         of that is {}",
         record.display()
     )]
     ElsewherePulled {

@@ -15,7 +15,8 @@ pub(super) fn migration_error(error: MigrationError) -> Error {
         MigrationError::Disk { source, .. } => copy_error(*source),
         MigrationError::FarHost { .. } => refused(
             Kind::Io,
-            "install libvirt there, and holdfast, where ssh or the --connect-command finds it; the machine stays here",
+            "install holdfast there, where ssh or the --connect-command finds it, and libvirt for a machine of libvirt; the machine stays \
+             here",
         ),
         MigrationError::Obstacles { .. } => refused(Kind::Refused, "remove these obstacles; nothing was changed"),
         MigrationError::FrozenTooLong { .. } => refused(
