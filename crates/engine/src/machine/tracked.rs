@@ -220,9 +220,13 @@ impl<'a> TrackedMachine<'a> {
     /// The marks are lost.
     pub fn take_marks(&self, number: usize) -> Result<DirtyBitmap> {
         let monitor = self.request.machine.monitor();
-        let taken = self.tracker.take(monitor, number).map_err(|error| self.failed(error))?;
-        let device = self.connect(&taken.export, ExportContent::Fixed, vec![taken.context.clone()])?;
-        let found = device.dirty_bitmap(taken.bitmap());
+        let mut taken = self.tracker.take(monitor, number).map_err(|error| self.failed(error))?;
+        let mut found = self.read_bitmap(&taken);
+        if found.is_err() {
+            let again = self.tracker.export_again(monitor, number, taken);
+            taken = again.map_err(|error| self.failed(error))?;
+            found = self.read_bitmap(&taken);
+        }
         self.read_marks(number).push(taken);
         let found = found?;
         let granularity_bytes = u64::from(self.granularity_bytes());
@@ -231,6 +235,11 @@ impl<'a> TrackedMachine<'a> {
             marks.set(range);
         }
         Ok(marks)
+    }
+
+    fn read_bitmap(&self, taken: &TakenMarks) -> Result<DirtyBitmap> {
+        let device = self.connect(&taken.export, ExportContent::Fixed, vec![taken.context.clone()])?;
+        Ok(device.dirty_bitmap(taken.bitmap())?)
     }
 
     /// Removes marks from QEMU that were read. QEMU takes some milliseconds to close their exports, so this is not done while

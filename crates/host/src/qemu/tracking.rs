@@ -148,12 +148,28 @@ impl WriteTracker {
         transact(monitor, &[self.addition(number, *generation + 1), disabled])?;
         *generation += 1;
         let export = self.run.thing(&format!("marks{number}-{generation}"));
+        self.export_marks(monitor, number, export, bitmap)
+    }
+
+    /// Exports marks again that could not be read: QEMU 10 refuses that if it has given up the disk since the export was made,
+    /// and takes the disk back for a new export.
+    ///
+    /// # Errors
+    /// The marks are lost.
+    pub fn export_again(&self, monitor: &dyn Monitor, number: usize, taken: TakenMarks) -> Result<TakenMarks> {
+        delete_export(monitor, &taken.export)?;
+        let export = format!("{}-again", taken.export);
+        self.export_marks(monitor, number, export, taken.bitmap)
+    }
+
+    fn export_marks(&self, monitor: &dyn Monitor, number: usize, export: String, bitmap: String) -> Result<TakenMarks> {
+        let node = &self.disks[number].node;
         let arguments = json!({
             "type": "nbd",
             "id": export,
-            "node-name": disk.node,
+            "node-name": node,
             "name": export,
-            "bitmaps": [{ "node": disk.node, "name": bitmap }],
+            "bitmaps": [{ "node": node, "name": bitmap }],
         });
         monitor.execute(&QmpCommand::new("block-export-add", arguments))?;
         Ok(TakenMarks {

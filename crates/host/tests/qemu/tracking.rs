@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use holdfast_host::qemu::{
-    RunId, TakenMarks, TrackingRequest, WriteLimit, WriteTracker, limit_writes, remove_run, runs_in,
+    QemuVersion, RunId, TakenMarks, TrackingRequest, WriteLimit, WriteTracker, limit_writes, remove_run, runs_in,
 };
 use holdfast_host::qmp::{Monitor as _, MonitorError, QmpCommand};
 use serde_json::{Value, json};
@@ -67,6 +67,28 @@ fn every_write_is_in_exactly_one_take() {
     assert!(output.contains("wrote"), "{output}");
     assert_eq!(take(&lab, &tracker, &socket, 0), [(6 * MIB, MIB)]);
     assert_eq!(take(&lab, &tracker, &socket, 1), [(8192, 8192)]);
+    tracker.stop(&*lab.monitor, &lab.clock).unwrap();
+    assert_eq!(lab.everything(), before);
+}
+
+/// QEMU 10 does not describe a disk that it has given up for a migration, and takes it back for a new export.
+#[test]
+fn marks_that_could_not_be_read_are_exported_again() {
+    let lab = QemuLab::new(&["qcow2"]);
+    let before = lab.everything();
+    let (tracker, socket) = start(&lab, RunId(7));
+    let tracker = tracker.unwrap();
+    lab.guest_writes(0, 9, 4096, 4096);
+    let taken = tracker.take(&*lab.monitor, 0).unwrap();
+    lab.execute("stop", Value::Null);
+    if QemuVersion::query(&*lab.monitor).unwrap() >= QemuVersion::new(10, 0, 0) {
+        let node = lab.disks()[0].node.clone();
+        lab.execute("blockdev-set-active", json!({ "node-name": node, "active": false }));
+    }
+    let taken = tracker.export_again(&*lab.monitor, 0, taken).unwrap();
+    assert_eq!(marked(&socket, &taken), [(4096, 4096)]);
+    tracker.drop_marks(&*lab.monitor, &lab.clock, 0, &taken).unwrap();
+    lab.execute("cont", Value::Null);
     tracker.stop(&*lab.monitor, &lab.clock).unwrap();
     assert_eq!(lab.everything(), before);
 }

@@ -44,11 +44,12 @@ fn read_range(source: &dyn LiveSource, range: &Range<u64>) -> Result<RangeConten
     let device = source.device();
     let length = range.end - range.start;
     let mut has_data = false;
-    for_each_extent(device, range.clone(), |extent| {
+    let asked = for_each_extent(device, range.clone(), |extent| {
         has_data |= extent.kind == ExtentKind::Data;
         Ok(())
-    })?;
-    if !has_data {
+    });
+    // QEMU 10 answers reads only when it has given up the disk of a machine that moves.
+    if asked.is_ok() && !has_data {
         source.was_read(range.start, ReadContent::Zero(length));
         return Ok(RangeContent::Hole);
     }
@@ -140,4 +141,27 @@ fn thaw(source: &dyn LiveSource, clock: &dyn Clock) -> Result<()> {
         result = source.thaw();
     }
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use holdfast_block::{BlockDeviceMut as _, Fault, FaultRule, FaultyDevice, MemoryDevice, RequestKind};
+    use holdfast_transfer::RangeContent;
+
+    use super::read_range;
+    use crate::source::StillSource;
+
+    /// QEMU 10 refuses to say what a disk has that it has given up, and answers reads.
+    #[test]
+    fn what_the_source_does_not_describe_is_read() {
+        let device = FaultyDevice::new(MemoryDevice::new(16384));
+        device.write_at(&[7; 4096], 4096).unwrap();
+        let source = StillSource::new(&device);
+        assert!(matches!(read_range(&source, &(8192..16384)), Ok(RangeContent::Hole)));
+        device.add(FaultRule::every(RequestKind::Extents, Fault::Io));
+        assert!(matches!(read_range(&source, &(4096..8192)), Ok(RangeContent::Data(bytes)) if bytes == [7; 4096]));
+        assert!(matches!(read_range(&source, &(8192..16384)), Ok(RangeContent::Zero)));
+        device.add(FaultRule::every(RequestKind::Read, Fault::Io));
+        assert!(read_range(&source, &(4096..8192)).is_err());
+    }
 }
