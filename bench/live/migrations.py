@@ -1,5 +1,6 @@
 """How long a guest is stopped while its machine moves to another host with its disk."""
 
+import json
 import os
 import re
 import shutil
@@ -197,9 +198,8 @@ class Hosts(MovedGuest):
 
     def virsh_migrate(self, *words):
         """libvirt copies the disk by QEMU's mirror, into an image that exists there."""
-        size = self.here.run(["qemu-img", "info", self.image, "--output", "json", "-U"]).stdout
-        size = re.search(r'"virtual-size": (\d+)', size).group(1)
-        self.there.run(["qemu-img", "create", "-q", "-f", "qcow2", self.other, size])
+        size = json.loads(self.here.run(["qemu-img", "info", self.image, "--output", "json", "-U"]).stdout)["virtual-size"]
+        self.there.run(["qemu-img", "create", "-q", "-f", "qcow2", self.other, str(size)])
         file = self.here.folder / "moved.xml"
         configuration = self.here.virsh("dumpxml", NAME, "--migratable")
         file.write_text(configuration.replace(str(self.image), str(self.other)))
