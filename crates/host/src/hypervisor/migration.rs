@@ -45,7 +45,7 @@ pub trait ReceivingHost: Sync {
     fn discard(&self);
 }
 
-/// How a migration goes on that has stopped the machine.
+/// The next step of a migration that has stopped the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Switchover {
     /// The hypervisor gives the disks up, and sends the rest of the memory.

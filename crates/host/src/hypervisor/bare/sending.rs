@@ -92,7 +92,8 @@ impl MemoryMove<'_> {
             match status["status"].as_str().unwrap_or_default() {
                 "completed" => return Ok(()),
                 "failed" | "cancelled" => return Err(failure(&status)),
-                _ if decided.is_some() => self.clock().sleep(STOPPED_INTERVAL),
+                // A machine that its owner has paused is held later than the decision was made.
+                word if decided.is_some() && word != HELD => self.clock().sleep(STOPPED_INTERVAL),
                 _ => {
                     decided = self.request.receiver.wait_for_switchover(SENDING_INTERVAL);
                     if let Some(decision) = decided {
@@ -109,7 +110,7 @@ impl MemoryMove<'_> {
             Switchover::Cancel => self.execute("migrate_cancel", Value::Null),
         };
         match gone_on {
-            // It has failed meanwhile.
+            // It is not held yet, or has failed.
             Err(error) if error.is_refusal() => Ok(()),
             gone_on => gone_on.map(drop),
         }
