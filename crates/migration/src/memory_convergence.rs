@@ -10,6 +10,8 @@ use serde_json::Value;
 const IDLE_PASS_COUNT_MAX: u64 = 3;
 /// And for how long these passes last at least: a guest may be busy for a moment.
 const IDLE_TIME_MIN: Duration = Duration::from_secs(10);
+/// QEMU's words for a migration that has ended.
+const OVER: [&str; 4] = ["none", "completed", "failed", "cancelled"];
 /// QEMU slows the processors of a guest by at most this percentage.
 const SLOWED_PERCENT_MAX: u64 = 99;
 
@@ -32,6 +34,8 @@ pub(crate) struct MemoryStatus {
 impl MemoryStatus {
     /// Asks QEMU. None before it sends memory, and if the machine has ended; the thread that waits for the hypervisor learns
     /// of that.
+    ///
+    /// Until then, QEMU reports the passes of an earlier migration.
     pub(crate) fn query(machine: &dyn Machine) -> Option<Self> {
         let query = QmpCommand::new("query-migrate", Value::Null);
         Self::parse(&machine.monitor().execute(&query).ok()?)
@@ -44,6 +48,9 @@ impl MemoryStatus {
     }
 
     fn parse(status: &Value) -> Option<Self> {
+        if OVER.contains(&status["status"].as_str()?) {
+            return None;
+        }
         let memory = &status["ram"];
         let number = |name: &str| memory[name].as_u64();
         let page_bytes = number("page-size").unwrap_or(4096);
@@ -88,6 +95,10 @@ impl MemoryConvergence {
         // The first pass sends everything.
         if status.pass_count < 2 || status.pass_count == self.pass_count {
             return false;
+        }
+        if status.pass_count < self.pass_count {
+            // Another migration has begun.
+            *self = Self::default();
         }
         self.pass_count = status.pass_count;
         let has_advanced = self
@@ -140,6 +151,22 @@ mod tests {
     }
 
     #[test]
+    fn passes_of_an_earlier_migration_do_not_count() {
+        let mut convergence = MemoryConvergence::default();
+        let mut look = |pass_count, seconds| {
+            let status = MemoryStatus {
+                remaining_bytes: 50,
+                pass_count,
+                ..MemoryStatus::default()
+            };
+            convergence.is_hopeless(&status, GuestSpeed::Kept, Duration::from_secs(seconds))
+        };
+        assert!(!look(9, 0));
+        let hopeless = (2..9).find(|&pass| look(pass, 5 * pass));
+        assert_eq!(hopeless, Some(5));
+    }
+
+    #[test]
     fn a_guest_that_can_be_slowed_further_is_given_time() {
         let remaining = [50; 9];
         let slowed = [0, 0, 20, 30, 40, 50, 60, 70, 99];
@@ -181,5 +208,8 @@ mod tests {
         };
         assert_eq!(MemoryStatus::parse(&status), Some(expected));
         assert_eq!(MemoryStatus::parse(&json!({"status": "setup"})), None);
+        let mut earlier = status;
+        earlier["status"] = json!("cancelled");
+        assert_eq!(MemoryStatus::parse(&earlier), None);
     }
 }
