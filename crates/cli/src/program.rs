@@ -23,6 +23,7 @@ use crate::exit::Exit;
 use crate::output::{Format, Paint, error_document};
 use crate::process::environment::Environment;
 use crate::process::interrupt::{ProgressRequests, end_by, hear_questions};
+use crate::process::panic::{PANIC_GRACE, end_after_panic};
 use crate::process::terminal::StreamKind;
 
 /// Runs the program as this process.
@@ -33,6 +34,7 @@ pub fn main() -> ExitCode {
     }
     map_large_buffers();
     keep_to_itself();
+    end_after_panic(PANIC_GRACE, holdfast_engine::has_watchdog);
     // Before anything else: until then these signals would end the program. If the handlers cannot be
     // installed, they do.
     let requests = hear_questions().unwrap_or_default();

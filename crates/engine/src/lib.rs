@@ -147,7 +147,7 @@ pub use machine::state::scratch::{
 };
 pub use machine::state::tpm::StoppedTpm;
 pub use machine::tracked::{TrackRequest, TrackedDisk, TrackedMachine};
-pub use machine::watchdog::{WatchdogTools, watch_over};
+pub use machine::watchdog::{WatchdogTools, has_watchdog, watch_over};
 pub use notes::{NOTE_CONSISTENCY, NOTE_FORMAT, NOTE_METHOD, NOTE_ORIGIN, NOTE_PATH};
 pub use repository::calendar::SKEW_MS;
 pub use repository::calendar::time_of;

@@ -5,5 +5,6 @@ pub mod environment;
 pub mod interrupt;
 pub mod kernel;
 pub mod log;
+pub mod panic;
 pub mod terminal;
 pub mod time;

@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::io::BufRead;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
@@ -58,9 +59,33 @@ impl WatchdogState {
     }
 }
 
+static WATCHDOG_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether watchdogs resume the machines of this process if it is killed.
+pub fn has_watchdog() -> bool {
+    WATCHDOG_COUNT.load(Ordering::Relaxed) > 0
+}
+
+/// A watchdog of this process.
+struct CountedWatchdog;
+
+impl CountedWatchdog {
+    fn new() -> Self {
+        WATCHDOG_COUNT.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for CountedWatchdog {
+    fn drop(&mut self) {
+        WATCHDOG_COUNT.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// The backup's end of the connection to its watchdog.
 pub(crate) struct Guard {
     process: Option<LineProcess>,
+    _counted: Option<CountedWatchdog>,
     /// Whether the watchdog finishes the cleanup by itself, so that this process does not wait for it.
     has_the_rest: bool,
 }
@@ -76,6 +101,7 @@ impl Guard {
         match process.receive_line(READY_DEADLINE) {
             Some(line) if line == READY => Ok(Self {
                 process: Some(process),
+                _counted: Some(CountedWatchdog::new()),
                 has_the_rest: false,
             }),
             _ => Err(Error::NoWatchdog { source: None }),
@@ -86,6 +112,7 @@ impl Guard {
     pub(crate) fn absent() -> Self {
         Self {
             process: None,
+            _counted: None,
             has_the_rest: false,
         }
     }
