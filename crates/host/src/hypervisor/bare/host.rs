@@ -403,8 +403,10 @@ impl LiveMigration for BareHost {
 
     fn take_back(&self, _machine: &str) -> Result<()> {
         let qemu = self.connected()?;
-        let held = cancel_held_migration(&*qemu.monitor, &*self.clock);
-        held.map_err(|error| qemu.failed(error))?;
+        let failed = |error| qemu.failed(error);
+        if is_held(&*qemu.monitor).map_err(failed)? {
+            return cancel_held_migration(&*qemu.monitor, &*self.clock).map_err(failed);
+        }
         qemu.query("cont")?;
         forget_destination(&*qemu.monitor);
         Ok(())

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::BareConnection;
 use crate::hypervisor::error::{Error, Result};
 use crate::hypervisor::migration::{GuestSpeed, MigrationRequest, ReceiverStart, Switchover};
-use crate::qemu::memory::{HELD, MigrationSettings, forget_destination, note_destination};
+use crate::qemu::memory::{CANCELLING, HELD, MigrationSettings, forget_destination, note_destination, wake_cancelled};
 use crate::qemu::qmp::{MonitorError, QmpCommand, Result as MonitorResult};
 
 /// Practically no limit, in bytes per second.
@@ -92,7 +92,11 @@ impl MemoryMove<'_> {
             match status["status"].as_str().unwrap_or_default() {
                 "completed" => return Ok(()),
                 "failed" | "cancelled" => return Err(failure(&status)),
-                // A machine that its owner has paused is held later than the decision was made.
+                CANCELLING => {
+                    wake_cancelled(&*self.qemu.monitor);
+                    self.clock().sleep(SENDING_INTERVAL);
+                }
+                // QEMU reports that the machine is stopped before it waits for the decision.
                 word if decided.is_some() && word != HELD => self.clock().sleep(STOPPED_INTERVAL),
                 _ => {
                     decided = self.request.receiver.wait_for_switchover(SENDING_INTERVAL);
@@ -116,16 +120,18 @@ impl MemoryMove<'_> {
         }
     }
 
-    /// After a failure, QEMU resumes a machine that it has stopped. It does not after it has sent everything.
+    /// After a failure, QEMU resumes a machine that it has stopped, unless another program had paused it. It does not after it has
+    /// sent everything.
     fn resume_here(&self) -> MonitorResult<()> {
         let until = self.clock().now() + RESUME_PATIENCE;
         loop {
+            let is_sent = self.execute("query-migrate", Value::Null)?["status"] == "completed";
             let status = self.execute("query-status", Value::Null)?;
-            if status["running"] == true {
-                return Ok(());
-            }
-            if status["status"] == "postmigrate" || self.clock().now() >= until {
+            if is_sent || self.clock().now() >= until {
                 return self.execute("cont", Value::Null).map(drop);
+            }
+            if status["status"] != "finish-migrate" {
+                return Ok(());
             }
             self.clock().sleep(STOPPED_INTERVAL);
         }

@@ -4,7 +4,7 @@
 use holdfast_block::Clock;
 use serde_json::{Value, json};
 
-use super::migrate::{STATUS, cancel};
+use super::migrate::{CANCELLING, STATUS, cancel};
 use crate::qemu::qmp::{Monitor, QmpCommand, Result};
 use crate::qemu::qom::property;
 
@@ -38,7 +38,8 @@ pub(crate) fn forget_destination(monitor: &dyn Monitor) {
 /// Whether a migration of Holdfast has stopped the machine, which has not given its disks up.
 pub(crate) fn is_held(monitor: &dyn Monitor) -> Result<bool> {
     let status = monitor.execute(&QmpCommand::new(STATUS, Value::Null))?;
-    Ok(status["status"] == HELD && noted_destination(monitor)?.is_some())
+    let is_stopped = [HELD, CANCELLING].iter().any(|word| status["status"] == *word);
+    Ok(is_stopped && noted_destination(monitor)?.is_some())
 }
 
 /// Cancels a migration whose program was killed while the machine was held: QEMU would wait forever. It resumes the machine.
@@ -48,4 +49,43 @@ pub fn cancel_held_migration(monitor: &dyn Monitor, clock: &dyn Clock) -> Result
         forget_destination(monitor);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use holdfast_block::ManualClock;
+    use serde_json::{Value, json};
+
+    use super::{HELD, cancel_held_migration};
+    use crate::qemu::qmp::{Monitor, QmpCommand, Result};
+
+    /// The answers of a QEMU before 10.0 whose migration is cancelled at the moment at which it begins to wait.
+    struct LateWait(Mutex<&'static str>);
+
+    impl Monitor for LateWait {
+        fn execute(&self, command: &QmpCommand) -> Result<Value> {
+            let mut status = self.0.lock().unwrap();
+            match command.name {
+                "query-migrate" => return Ok(json!({ "status": *status })),
+                "migrate_cancel" => *status = "cancelling",
+                "migrate-continue" if command.arguments == json!({ "state": "cancelling" }) => *status = "cancelled",
+                "qom-get" => return Ok(json!("ssh://host2")),
+                _ => {}
+            }
+            Ok(json!({}))
+        }
+    }
+
+    #[test]
+    fn a_cancelled_migration_that_waits_is_ended() {
+        let monitor = LateWait(Mutex::new(HELD));
+        cancel_held_migration(&monitor, &ManualClock::new()).unwrap();
+        assert_eq!(*monitor.0.lock().unwrap(), "cancelled");
+        // The process that has cancelled it was killed.
+        let monitor = LateWait(Mutex::new("cancelling"));
+        cancel_held_migration(&monitor, &ManualClock::new()).unwrap();
+        assert_eq!(*monitor.0.lock().unwrap(), "cancelled");
+    }
 }

@@ -84,6 +84,8 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 const END_DEADLINE: Duration = Duration::from_secs(10);
 const END_INTERVAL: Duration = Duration::from_millis(2);
 pub(super) const STATUS: &str = "query-migrate";
+/// QEMU's word for a migration that was cancelled and has not ended.
+pub(crate) const CANCELLING: &str = "cancelling";
 
 /// The result of a complete transfer: the machine is stopped, and all of its memory was sent.
 pub(crate) struct Sent {
@@ -244,16 +246,26 @@ pub(super) fn cancel(monitor: &dyn Monitor, clock: &dyn Clock) -> Result<()> {
     let start = clock.now();
     let mut is_cancelled = false;
     while clock.now().saturating_sub(start) < END_DEADLINE {
-        if is_over(&monitor.execute(&QmpCommand::new(STATUS, Value::Null))?) {
+        let status = monitor.execute(&QmpCommand::new(STATUS, Value::Null))?;
+        if is_over(&status) {
             return Ok(());
         }
         if !is_cancelled {
             monitor.execute(&QmpCommand::new("migrate_cancel", Value::Null))?;
             is_cancelled = true;
+        } else if status["status"] == CANCELLING {
+            wake_cancelled(monitor);
         }
         clock.sleep(POLL_INTERVAL);
     }
     Err(refused("the migration does not stop"))
+}
+
+/// Ends the wait before the switchover. QEMU before 10.0 would wait forever if the migration was cancelled when it had decided to
+/// wait and did not wait yet (`migration_maybe_pause`). Otherwise this has no effect.
+pub(crate) fn wake_cancelled(monitor: &dyn Monitor) {
+    let wake = QmpCommand::new("migrate-continue", json!({ "state": CANCELLING }));
+    monitor.execute(&wake).ok();
 }
 
 /// The bandwidth limit that identifies the migration of a run.
