@@ -28,7 +28,7 @@ pub(crate) enum MoveEvent {
         result: Box<CopyResult<LiveCopyReport>>,
     },
     /// The hypervisor has stopped the machine for the rest of its memory.
-    Stopped,
+    Stopped(MachineStop),
     /// The hypervisor has given up the images that are pulled.
     Released { attempt: u32, result: crate::Result<()> },
     /// The other host has compared the files of the copies with those that its hypervisor has open.
@@ -37,6 +37,15 @@ pub(crate) enum MoveEvent {
     Started,
     /// The hypervisor has ended the migration.
     MemoryEnded(holdfast_host::Result<()>),
+}
+
+/// A machine that its hypervisor has stopped for the rest of its memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum MachineStop {
+    /// It ran until then.
+    WhileRunning,
+    /// Another program had paused it, or QEMU had because of an error: this was its state.
+    WhilePaused { state: String },
 }
 
 /// How the migration has ended; the copies wait for it before the other host may forget them.

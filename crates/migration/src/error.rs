@@ -163,6 +163,14 @@ pub enum Error {
         /// How.
         how: String,
     },
+    /// The machine was paused while its memory was sent, by another program or because of an error.
+    #[error("{machine} was paused here while it was moved ({state})")]
+    Paused {
+        /// The machine.
+        machine: String,
+        /// QEMU's word for its state.
+        state: String,
+    },
     /// What uses the container could not be stopped.
     #[error("what uses the container could not be stopped: {reason}")]
     Stop {

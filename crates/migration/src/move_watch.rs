@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use holdfast_host::qmp::QmpCommand;
 
+use crate::disks::MachineStop;
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
 use crate::memory_convergence::MemoryStatus;
@@ -20,15 +21,32 @@ const FORECAST_ERROR: Duration = Duration::from_millis(200);
 /// Interval of the other questions.
 const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Waits until the hypervisor has stopped the machine. False if that is not awaited any more.
-pub(crate) fn wait_for_stop(tools: &RunningTools<'_>, end: &AtomicBool) -> bool {
+/// How QEMU describes a machine that it has stopped to send the rest of its memory, and afterwards. Another program cannot
+/// resume it.
+const STOPPED_FOR_MIGRATION: [&str; 2] = ["finish-migrate", "postmigrate"];
+
+/// Waits until the hypervisor has stopped the machine. None if that is not awaited any more.
+///
+/// A pause by another program is not that stop: the program may resume the machine, which would write to disks that are handed
+/// over.
+pub(crate) fn wait_for_stop(tools: &RunningTools<'_>, end: &AtomicBool) -> Option<MachineStop> {
     let status = QmpCommand::new("query-status", serde_json::Value::Null);
     let clock = &*tools.common.clock;
     let (mut forecast_at, mut interval) = (Duration::ZERO, EARLY_INTERVAL);
+    let mut stop = MachineStop::WhileRunning;
     while !end.load(Ordering::Acquire) {
         match tools.watched.monitor().execute(&status) {
-            Ok(status) if status["running"] == false => return true,
-            Ok(_) => {
+            Ok(status) => {
+                let state = status["status"].as_str().unwrap_or_default();
+                if STOPPED_FOR_MIGRATION.contains(&state) {
+                    return Some(stop);
+                }
+                stop = match status["running"].as_bool() {
+                    Some(false) => MachineStop::WhilePaused {
+                        state: state.to_owned(),
+                    },
+                    _ => MachineStop::WhileRunning,
+                };
                 if clock.now() >= forecast_at {
                     interval = interval_before_stop(tools);
                     forecast_at = clock.now() + EARLY_INTERVAL;
@@ -39,7 +57,7 @@ pub(crate) fn wait_for_stop(tools: &RunningTools<'_>, end: &AtomicBool) -> bool 
             Err(_) => clock.sleep(LOOK_INTERVAL),
         }
     }
-    false
+    None
 }
 
 fn interval_before_stop(tools: &RunningTools<'_>) -> Duration {

@@ -2,6 +2,7 @@
 
 mod end;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver as Inbox, RecvTimeoutError, Sender as Outbox};
@@ -14,7 +15,7 @@ use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_host::{ConfigurationLanguage, MigrationRequest, Switchover};
 use holdfast_live_copy::{CopyDirector, MachineHandover, SenderState};
 
-use crate::disks::{DiskCopies, MoveEvent, MoveOutcome};
+use crate::disks::{DiskCopies, MachineStop, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
 use crate::far::FarRequest;
 use crate::memory_receiver::{MemoryDestination, SwitchoverDecision};
@@ -128,7 +129,13 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
 
     /// Moves the machine. When this returns, the copies know how it has ended.
     pub(crate) fn run(mut self, inbox: &Inbox<MoveEvent>, outcome: &MoveOutcome) -> Result<MigrationReport> {
-        match self.direct(inbox) {
+        // Other threads wait for this one. A fault here must not leave the machine stopped.
+        let directed = catch_unwind(AssertUnwindSafe(|| self.direct(inbox)));
+        if !matches!(directed, Ok(Ok(_))) {
+            outcome.set(MachineHandover::Failed);
+            self.give_up();
+        }
+        match directed.unwrap_or_else(|panic| resume_unwind(panic)) {
             Ok(memory_bytes) => {
                 outcome.set(MachineHandover::Completed);
                 let tools = &self.tools.common;
@@ -137,11 +144,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 }
                 Ok(self.report(memory_bytes))
             }
-            Err(error) => {
-                outcome.set(MachineHandover::Failed);
-                self.give_up();
-                Err(error)
-            }
+            Err(error) => Err(error),
         }
     }
 
@@ -203,19 +206,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             MoveEvent::Thawed if matches!(self.stage, Stage::Memory | Stage::Stopped { .. }) => {
                 self.break_stream(BreakReason::Late);
             }
-            MoveEvent::Stopped if self.stage == Stage::Memory => {
-                let now = self.tools.common.clock.now();
-                self.times.end(MigrationPhase::Memory, now);
-                self.stage = Stage::Stopped { since: now };
-                self.copies.request_freeze();
-                self.permit_switchover();
-                self.await_release();
-                if self.plan.disks.is_empty() {
-                    self.stage = Stage::HandingOver { since: now };
-                    self.advance()?;
-                }
-            }
-            MoveEvent::Thawed | MoveEvent::Stopped => {}
+            MoveEvent::Stopped(stop) if self.stage == Stage::Memory => self.note_stop(stop)?,
+            MoveEvent::Thawed | MoveEvent::Stopped(_) => {}
             // A thread of an earlier attempt was slow: what it has seen does not hold any more.
             MoveEvent::Released { attempt, .. } | MoveEvent::Verified { attempt, .. }
                 if attempt != self.attempt_count => {}
@@ -252,6 +244,26 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             },
         }
         Ok(None)
+    }
+
+    fn note_stop(&mut self, stop: MachineStop) -> Result<()> {
+        if let MachineStop::WhilePaused { state } = stop {
+            return Err(Error::Paused {
+                machine: self.plan.machine.clone(),
+                state,
+            });
+        }
+        let now = self.tools.common.clock.now();
+        self.times.end(MigrationPhase::Memory, now);
+        self.stage = Stage::Stopped { since: now };
+        self.copies.request_freeze();
+        self.permit_switchover();
+        self.await_release();
+        if self.plan.disks.is_empty() {
+            self.stage = Stage::HandingOver { since: now };
+            self.advance()?;
+        }
+        Ok(())
     }
 
     /// The hypervisor may give up the disks when nothing more is read from them. Those that are pulled are read afterwards.
@@ -346,8 +358,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.watch_end = Arc::default();
         let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
         self.scope.spawn(move || {
-            if wait_for_stop(tools, &end) {
-                events.send(MoveEvent::Stopped).ok();
+            if let Some(stop) = wait_for_stop(tools, &end) {
+                events.send(MoveEvent::Stopped(stop)).ok();
             }
         });
         if !self.is_verified {

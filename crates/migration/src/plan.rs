@@ -289,7 +289,8 @@ fn state_obstacle(request: &PlanRequest<'_>, summary: &MachineSummary) -> Result
             "its migration to {destination} was interrupted, and it may run there: the same command as then completes it"
         ),
         None if summary.state == MachineState::Between => {
-            "it is starting, stopping, crashed, or suspended: wait until it runs, or shut it off".to_owned()
+            "it is starting, stopping, crashed, suspended, or stopped by a migration: wait until it runs, resume it, or shut it off"
+                .to_owned()
         }
         None => format!("it is {}: resume it, or shut it off", summary.state),
     })

@@ -7,6 +7,7 @@ mod containers;
 mod handovers;
 mod interrupted_files;
 mod kills;
+mod pauses;
 mod post_copy;
 mod snapshots;
 mod tpm;

@@ -230,11 +230,11 @@ fn command(program: &str) -> Command {
     command
 }
 
-fn texts(words: &[String]) -> Vec<&str> {
+pub(super) fn texts(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-fn assert_moved_disk(disk: &Path) {
+pub(super) fn assert_moved_disk(disk: &Path) {
     let bytes = std::fs::read(disk).unwrap();
     assert_eq!(bytes.len(), 64 << 20);
     assert_one_moment(&bytes);

@@ -45,6 +45,10 @@ pub(super) fn migration_error(error: MigrationError) -> Error {
             "name that address; if the machine there is not needed any more, delete the record",
         ),
         MigrationError::Interrupted { .. } => refused(Kind::Refused, "the same command as then completes it"),
+        MigrationError::Paused { .. } => refused(
+            Kind::Refused,
+            "it stays here: resume it, and migrate it again; the same command continues the copies of its disks",
+        ),
         MigrationError::Ended { .. } => refused(Kind::Refused, "start it, and migrate it again"),
         _ => refused(
             Kind::Io,
