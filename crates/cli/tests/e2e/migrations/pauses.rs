@@ -17,14 +17,21 @@ const SLOW: u64 = 4 << 20;
 const FAST: u64 = 1 << 30;
 /// The command sees a pause that takes so long.
 const PAUSE: Duration = Duration::from_millis(500);
+/// The guest writes some blocks. An emulated machine may lose what it writes to its memory while that is sent.
+const RUN: Duration = Duration::from_millis(50);
 
 /// QEMU's monitor, for the other program.
 trait OtherProgram {
     fn ask(&self, name: &'static str, arguments: Value) -> Value;
 
-    fn set_memory_rate(&self, bytes_per_s: u64) {
+    fn send_slowly(&self) {
         // QEMU stops a machine as soon as its remaining memory takes less than the limit.
-        let parameters = json!({ "max-bandwidth": bytes_per_s, "downtime-limit": 10 });
+        let parameters = json!({ "max-bandwidth": SLOW, "downtime-limit": 10 });
+        self.ask("migrate-set-parameters", parameters);
+    }
+
+    fn send_the_rest(&self) {
+        let parameters = json!({ "max-bandwidth": FAST, "downtime-limit": 10_000 });
         self.ask("migrate-set-parameters", parameters);
     }
 
@@ -37,7 +44,7 @@ trait OtherProgram {
         wait_until("memory is sent", || {
             self.ask("query-migrate", Value::Null)["status"] == "active"
         });
-        self.set_memory_rate(SLOW);
+        self.send_slowly();
         self.ask("stop", Value::Null);
         assert_eq!(self.status(), "paused");
     }
@@ -46,8 +53,8 @@ trait OtherProgram {
         self.pause_while_memory_is_sent();
         SystemClock::new().sleep(PAUSE);
         self.ask("cont", Value::Null);
-        SystemClock::new().sleep(PAUSE);
-        self.set_memory_rate(FAST);
+        SystemClock::new().sleep(RUN);
+        self.send_the_rest();
     }
 }
 
@@ -96,7 +103,7 @@ fn a_qemu_that_is_paused_stays_here() {
     let error = std::thread::scope(|scope| {
         scope.spawn(|| {
             other.pause_while_memory_is_sent();
-            other.set_memory_rate(FAST);
+            other.send_the_rest();
         });
         hosts.rig.error(1, &texts(&words)).1
     });
@@ -123,7 +130,7 @@ fn a_machine_of_libvirt_that_is_paused_stays_here() {
     let output = std::thread::scope(|scope| {
         scope.spawn(|| {
             hosts.here.pause_while_memory_is_sent();
-            hosts.here.set_memory_rate(FAST);
+            hosts.here.send_the_rest();
         });
         hosts.migrate(&["--max-frozen", "20s"])
     });
