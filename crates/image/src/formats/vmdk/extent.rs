@@ -32,6 +32,8 @@ use crate::file::ImageFile;
 use crate::model::bytes::put;
 use crate::{Error, Result};
 
+/// The entry of a zero grain, in extents that support it.
+pub(super) const ZERO_GRAIN: u32 = 1;
 pub(super) const HEADER_BYTES: u64 = 512;
 pub(crate) const MAGIC: &[u8; 4] = b"KDMV";
 const HAS_NEWLINES: u32 = 1;
@@ -179,6 +181,24 @@ impl SparseExtent {
             places.push(u64::from(u32::from_le_bytes(entry)) * SECTOR_BYTES);
         })?;
         Ok(places)
+    }
+
+    /// Calls `visit` with the number and the offset of each grain in these tables, which are in the file.
+    pub(super) fn for_each_grain(
+        &self,
+        file: &dyn ImageFile,
+        tables: &[u64],
+        mut visit: impl FnMut(u64, u64),
+    ) -> Result<()> {
+        for (number, table) in (0..).zip(tables).filter(|(_, table)| **table != 0) {
+            for_each_entry(file, *table, self.table_entries, |index, entry| {
+                let sector = u32::from_le_bytes(entry);
+                if sector > ZERO_GRAIN || sector == ZERO_GRAIN && !self.has_zero_grains {
+                    visit(number * self.table_entries + index, u64::from(sector) * SECTOR_BYTES);
+                }
+            })?;
+        }
+        Ok(())
     }
 
     /// Header, descriptor and first directory: metadata whose place the header determines.

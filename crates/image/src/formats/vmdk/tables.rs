@@ -6,11 +6,11 @@ use std::sync::Arc;
 use holdfast_block::to_usize;
 
 use super::concatenated::{Concatenated, WINDOW_BYTES};
-use super::extent::SparseExtent;
+use super::extent::{SparseExtent, ZERO_GRAIN};
 use super::overlap::is_first_directory_invalid;
 use super::stream::{GRAIN_MARKER_BYTES, check_stored, grain_marker, inflate};
 use crate::allocation_table::pages::{Pages, TableChanges};
-use crate::allocation_table::{AllocationTable, clear_room, end_of_block, for_each_entry};
+use crate::allocation_table::{AllocationTable, clear_room, end_of_block};
 use crate::error::corrupt;
 use crate::file::ImageFile;
 use crate::model::identity::ImageId;
@@ -22,8 +22,6 @@ use crate::{Error, Result};
 const CACHE_BYTES: u64 = 8 << 20;
 /// Memory for decompressed grains, for reads smaller than a grain.
 const GRAIN_CACHE_BYTES: u64 = 4 << 20;
-/// The entry of a zero grain, in extents that support it.
-const ZERO_GRAIN: u32 = 1;
 
 /// An extent of the disk. Offsets in files are those of [`Concatenated`].
 pub(crate) struct VmdkExtent {
@@ -384,23 +382,15 @@ impl AllocationTable for VmdkTables {
             };
             let file = &**self.opened.files.at(*window)?;
             let file_bytes = file.length_bytes()?;
-            let mut is_cut_off = false;
-            for (number, table) in (0..).zip(extent.tables_of(file, extent.directory)?) {
-                if table == 0 {
-                    continue;
-                }
-                if table + extent.table_entries * 4 > file_bytes {
-                    return Ok(true);
-                }
-                for_each_entry(file, table, extent.table_entries, |index, entry| {
-                    let sector = u32::from_le_bytes(entry);
-                    if sector > ZERO_GRAIN || sector == ZERO_GRAIN && !extent.has_zero_grains {
-                        let grain = number * extent.table_entries + index;
-                        let host = u64::from(sector) * super::SECTOR_BYTES;
-                        is_cut_off |= end_of_block(host, grain, extent.grain_bytes, extent.disk_bytes) > file_bytes;
-                    }
-                })?;
+            let tables = extent.tables_of(file, extent.directory)?;
+            let mut placed = tables.iter().filter(|table| **table != 0);
+            if placed.any(|table| table + extent.table_entries * 4 > file_bytes) {
+                return Ok(true);
             }
+            let mut is_cut_off = false;
+            extent.for_each_grain(file, &tables, |number, host| {
+                is_cut_off |= end_of_block(host, number, extent.grain_bytes, extent.disk_bytes) > file_bytes;
+            })?;
             // The end of a compressed grain is only in its marker; such an extent is not written to.
             if is_cut_off && !extent.is_compressed {
                 return Ok(true);
@@ -438,8 +428,12 @@ impl AllocationTable for VmdkTables {
                             "two of its tables overlap, or one is past the end of the file; run holdfast image check for details",
                         ));
                     }
-                    // Data after the last grain, left by a crash, stays unused.
-                    window + file_bytes.next_multiple_of(extent.grain_bytes)
+                    // Data after the last grain, left by a crash, stays unused. So does the rest of a grain that the file holds
+                    // as far as the disk goes.
+                    let mut end = file_bytes;
+                    let tables = extent.tables_of(&**file, extent.directory)?;
+                    extent.for_each_grain(&**file, &tables, |_, host| end = end.max(host + extent.grain_bytes))?;
+                    window + end.next_multiple_of(extent.grain_bytes)
                 }
             });
         }

@@ -157,6 +157,32 @@ fn second_directory_past_the_end_is_not_written() {
     }
 }
 
+/// The file has the last grain as far as the disk goes, and it is not aligned. A new grain must not be placed over the rest of it.
+#[test]
+fn a_new_grain_comes_after_a_last_one_that_is_not_aligned() {
+    let mut bytes = empty();
+    let extent = SparseExtent::load(&MemoryFile::new(bytes.clone()), "image").unwrap();
+    bytes.resize(bytes.len().next_multiple_of(4096) + 512, 0);
+    let sector = u32::try_from(bytes.len() / 512).unwrap();
+    bytes.extend([9; 512]);
+    for directory in [extent.directory, extent.second_directory.unwrap()] {
+        let file = MemoryFile::new(bytes.clone());
+        let table = to_usize(extent.tables_of(&file, directory).unwrap()[0]);
+        bytes[table + 24 * 4..table + 25 * 4].copy_from_slice(&sector.to_le_bytes());
+    }
+    let file: Arc<dyn ImageFile> = Arc::new(MemoryFile::new(bytes));
+    let corruption_count = || {
+        super::check::check(&opened(Arc::clone(&file)).unwrap())
+            .unwrap()
+            .corruption_count
+    };
+    assert_eq!(corruption_count(), 0);
+    let layer = TableMut::new(open(Arc::clone(&file), None).unwrap());
+    layer.write_at(&[5; 4096], 0).unwrap();
+    layer.flush().unwrap();
+    assert_eq!(corruption_count(), 0);
+}
+
 /// The header refers to grains in place of the first directory: the disk must not read as zero, nor be written to.
 #[test]
 fn lost_first_directory_falls_back_to_second() {
