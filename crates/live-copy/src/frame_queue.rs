@@ -162,6 +162,11 @@ impl FrameQueue {
         self.compressor.notify_all();
     }
 
+    /// Whether it was closed or broken off.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.state().end != QueueEnd::Open
+    }
+
     /// Nothing can be written any more.
     pub(crate) fn break_off(&self) {
         let mut state = self.state();

@@ -6,6 +6,7 @@
 //! - `source`: what is copied, and how its writes are tracked
 //! - `freeze_commands`: commands of the user that freeze what writes
 //! - `stream`, `link`: a byte stream, and its threads
+//! - `send_rate`: a limit on what all streams send together
 //! - `frame_queue`, `compression_gauge`: frames that wait to be written, and whether they are compressed meanwhile
 //! - `seed`: similar content that the target has before
 //! - `target`: the file, device or export that is written, with its journal
@@ -22,6 +23,7 @@ mod receive;
 mod request;
 mod seed;
 mod send;
+mod send_rate;
 mod source;
 mod stream;
 mod target;
@@ -39,6 +41,7 @@ pub use send::{
     CopyCompression, CopyDirector, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover,
     copy_live, session_of,
 };
+pub use send_rate::{LiftedRate, SendRate};
 pub use source::{ComparedSource, Freezer, LiveSource, ReadContent, SourceConsistency, StillSource};
 pub use stream::{ByteStream, StreamCloser};
 pub use target::{

@@ -11,6 +11,7 @@ use holdfast_transfer::{Frame, FrameBytes, FrameDecoder, Message, RangeCompresso
 
 use crate::compression_gauge::CompressionResult;
 use crate::frame_queue::{CompressionAttempt, FrameQueue, FrameTreatment};
+use crate::send_rate::SendRate;
 use crate::stream::{ByteStream, StreamCloser};
 
 /// Bytes that are read at once, and that are collected before they are written.
@@ -21,6 +22,14 @@ const BUFFER_BYTES: usize = 256 << 10;
 pub(crate) enum LinkCompression {
     Adaptive,
     Off,
+}
+
+/// How a stream is used.
+pub(crate) struct LinkOptions {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) compression: LinkCompression,
+    /// How fast frames are written.
+    pub(crate) rate: Arc<SendRate>,
 }
 
 /// What arrives, and what becomes of what is sent.
@@ -50,10 +59,14 @@ impl Link {
     /// The window of the protocol limits the memory of both directions: neither queue has another limit.
     pub(crate) fn start(
         stream: ByteStream,
-        clock: Arc<dyn Clock>,
-        compression: LinkCompression,
+        options: LinkOptions,
         deliver: impl Fn(LinkEvent) -> bool + Send + Clone + 'static,
     ) -> std::io::Result<Self> {
+        let LinkOptions {
+            clock,
+            compression,
+            rate,
+        } = options;
         let queue = Arc::new(FrameQueue::default());
         let ByteStream { input, output, closer } = stream;
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
@@ -61,6 +74,7 @@ impl Link {
             queue: Arc::clone(&queue),
             clock: Arc::clone(&clock),
             compression,
+            rate,
             deliver: deliver.clone(),
         };
         named("frames in").spawn(move || read_frames(input, &deliver))?;
@@ -135,6 +149,7 @@ struct FrameWriter<Deliver> {
     queue: Arc<FrameQueue>,
     clock: Arc<dyn Clock>,
     compression: LinkCompression,
+    rate: Arc<SendRate>,
     deliver: Deliver,
 }
 
@@ -157,7 +172,11 @@ impl<Deliver: Fn(LinkEvent) -> bool> FrameWriter<Deliver> {
                 frame.encode(&mut bytes);
             }
             let begun = self.clock.now();
-            output.write_all(&bytes)?;
+            // A stream that is closed sends what is left at once.
+            for piece in bytes.chunks(self.rate.piece_bytes(bytes.len())) {
+                self.rate.pass(piece.len(), &|| self.queue.is_ended());
+                output.write_all(piece)?;
+            }
             output.flush()?;
             let took = self.clock.now().saturating_sub(begun);
             self.queue.written(bytes.len() as u64, took);

@@ -17,8 +17,9 @@ use holdfast_transfer::{
 
 use crate::error::{Error, Result};
 use crate::frame_queue::FrameTreatment;
-use crate::link::{Link, LinkCompression, LinkEvent};
+use crate::link::{Link, LinkCompression, LinkEvent, LinkOptions};
 use crate::request::{Answer, REQUEST_BYTES_MAX, ReceiveRequest};
+use crate::send_rate::SendRate;
 use crate::stream::ByteStream;
 use crate::target::{ExportTarget, Target, TargetHost};
 
@@ -174,8 +175,12 @@ fn run(mut receiver: Receiver, target: Target, stream: ByteStream, clock: &Arc<d
     let (arrivals, inbox) = channel();
     let from_link = arrivals.clone();
     let deliver = move |event| from_link.send(Arrival::Link(event)).is_ok();
-    let link = Link::start(stream, Arc::clone(clock), LinkCompression::Off, deliver);
-    let link = link.map_err(|source| Error::Connection {
+    let options = LinkOptions {
+        clock: Arc::clone(clock),
+        compression: LinkCompression::Off,
+        rate: Arc::new(SendRate::unlimited(Arc::clone(clock))),
+    };
+    let link = Link::start(stream, options, deliver).map_err(|source| Error::Connection {
         place: "the sender".to_owned(),
         source,
     })?;

@@ -64,6 +64,7 @@ pub(crate) fn copy_disk(
         trigger: FreezeTrigger::OnRequest,
         director: Some(run.director),
         compression: tools.compression,
+        rate: Arc::clone(&tools.rate),
         attempt_count_max: run.attempt_count_max,
         retry_time: tools.retry_time,
         clock: Arc::clone(&tools.clock),

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use holdfast_live_copy::SendRate;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::streams::{forward_bytes, wait_for_any};
@@ -54,8 +55,8 @@ pub struct MemoryRelay {
 }
 
 impl MemoryRelay {
-    /// Listens at the new socket `path`. The first connection to it is relayed to the socket `onward`.
-    pub fn listen(path: &Path, onward: &Path) -> std::io::Result<Self> {
+    /// Listens at the new socket `path`. The first connection to it is relayed to the socket `onward`, at this rate.
+    pub fn listen(path: &Path, onward: &Path, rate: Arc<SendRate>) -> std::io::Result<Self> {
         let listener = UnixListener::bind(path)?;
         let (wake, woken) = UnixStream::pair()?;
         let order: Arc<Mutex<Option<RelayOrder>>> = Arc::default();
@@ -65,6 +66,7 @@ impl MemoryRelay {
             listener,
             woken,
             onward: onward.to_owned(),
+            rate,
             order: Arc::clone(&order),
             streams: Arc::clone(&streams),
             sent_bytes: Arc::clone(&sent_bytes),
@@ -133,6 +135,7 @@ struct RelayThread {
     listener: UnixListener,
     woken: UnixStream,
     onward: PathBuf,
+    rate: Arc<SendRate>,
     order: Arc<Mutex<Option<RelayOrder>>>,
     streams: Arc<Mutex<Vec<UnixStream>>>,
     sent_bytes: Arc<AtomicU64>,
@@ -191,7 +194,10 @@ impl RelayThread {
             self.sent_bytes.fetch_add(count as u64, Ordering::Relaxed);
             let end = held_count + count;
             let free = end.saturating_sub(HELD_BYTES);
-            to.write_all(&piece[..free])?;
+            for part in piece[..free].chunks(self.rate.piece_bytes(free)) {
+                self.rate.pass(part.len(), &|| locked(&self.order).is_some());
+                to.write_all(part)?;
+            }
             piece.copy_within(free..end, 0);
             held_count = end - free;
         }
@@ -226,10 +232,19 @@ fn wait_for_order(mut woken: &UnixStream) -> std::io::Result<()> {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::Shutdown;
+    use std::num::NonZeroU64;
     use std::os::unix::net::{UnixListener, UnixStream};
+    use std::sync::Arc;
     use std::time::Duration;
 
+    use holdfast_block::{Clock as _, SystemClock};
+    use holdfast_live_copy::SendRate;
+
     use super::{HELD_BYTES, MemoryRelay, RelayEnd};
+
+    fn unlimited() -> Arc<SendRate> {
+        Arc::new(SendRate::unlimited(Arc::new(SystemClock::new())))
+    }
 
     /// Both ends of a stream through a relay.
     struct Ends {
@@ -240,10 +255,14 @@ mod tests {
     }
 
     fn connected() -> Ends {
+        connected_at(unlimited())
+    }
+
+    fn connected_at(rate: Arc<SendRate>) -> Ends {
         let folder = tempfile::tempdir().unwrap();
         let (here, there) = (folder.path().join("here"), folder.path().join("there"));
         let listener = UnixListener::bind(&there).unwrap();
-        let relay = MemoryRelay::listen(&here, &there).unwrap();
+        let relay = MemoryRelay::listen(&here, &there, rate).unwrap();
         let sender = UnixStream::connect(&here).unwrap();
         let (receiver, _) = listener.accept().unwrap();
         receiver.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -272,6 +291,36 @@ mod tests {
     /// Whether nothing more arrives. A stream whose bytes were not read ends with an error.
     fn has_ended(mut stream: &UnixStream) -> bool {
         !matches!(stream.read(&mut [0]), Ok(1..))
+    }
+
+    #[test]
+    fn memory_is_sent_within_the_limit_until_it_is_lifted() {
+        let clock = Arc::new(SystemClock::new());
+        let at_most = |bytes_per_s| Arc::new(SendRate::at_most(NonZeroU64::new(bytes_per_s), clock.clone()));
+        let mut ends = connected_at(at_most(1_000_000));
+        let begun = clock.now();
+        let receiver = ends.receiver.try_clone().unwrap();
+        let reader = std::thread::spawn(move || arrived(&receiver).len());
+        ends.sender.write_all(&pattern(400_000)).unwrap();
+        assert_eq!(reader.join().unwrap(), 400_000 - HELD_BYTES);
+        assert!(clock.now() > begun + Duration::from_millis(300));
+
+        let slow = at_most(1);
+        let mut ends = connected_at(Arc::clone(&slow));
+        ends.sender.write_all(&pattern(100_000)).unwrap();
+        assert!(arrived(&ends.receiver).len() <= 32 << 10);
+        let _lifted = slow.lift();
+        assert!(arrived(&ends.receiver).len() > 48 << 10);
+    }
+
+    #[test]
+    fn an_order_does_not_wait_for_the_limit() {
+        let slow = SendRate::at_most(NonZeroU64::new(1), Arc::new(SystemClock::new()));
+        let mut ends = connected_at(Arc::new(slow));
+        ends.sender.write_all(&pattern(100_000)).unwrap();
+        arrived(&ends.receiver);
+        ends.relay.break_off();
+        assert_eq!(ends.relay.wait(), RelayEnd::Broken);
     }
 
     #[test]
@@ -322,7 +371,8 @@ mod tests {
         assert_eq!(arrived(&ends.receiver).len(), 0);
         assert!(has_ended(&ends.sender));
         let folder = tempfile::tempdir().unwrap();
-        let unused = MemoryRelay::listen(&folder.path().join("here"), &folder.path().join("there")).unwrap();
+        let unused =
+            MemoryRelay::listen(&folder.path().join("here"), &folder.path().join("there"), unlimited()).unwrap();
         drop(unused);
         assert!(!folder.path().join("here").exists());
     }

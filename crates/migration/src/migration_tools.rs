@@ -7,7 +7,7 @@ use std::time::Duration;
 use holdfast_block::Clock;
 use holdfast_engine::TrackedMachine;
 use holdfast_host::Machine;
-use holdfast_live_copy::{Connector, CopyCompression, ThrottlePolicy};
+use holdfast_live_copy::{Connector, CopyCompression, SendRate, ThrottlePolicy};
 use holdfast_repo::key::Randomness;
 
 use crate::disks::CopyEvents;
@@ -34,6 +34,8 @@ pub struct MigrationTools<'a> {
     pub retry_time: Duration,
     /// Whether the data of disks may be compressed.
     pub compression: CopyCompression,
+    /// How fast the disks and the memory are sent, together.
+    pub rate: Arc<SendRate>,
     /// The clock of all threads.
     pub clock: Arc<dyn Clock>,
     /// Randomness for the numbers of connections.

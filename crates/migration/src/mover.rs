@@ -13,7 +13,7 @@ use std::time::Duration;
 use holdfast_block::error_text;
 use holdfast_engine::{Interrupted, Job, Unit};
 use holdfast_host::{ConfigurationLanguage, MigrationRequest, Switchover};
-use holdfast_live_copy::{CopyDirector, MachineHandover, SenderState};
+use holdfast_live_copy::{CopyDirector, LiftedRate, MachineHandover, SenderState};
 
 use crate::disks::{DiskCopies, MachineStop, MoveEvent, MoveOutcome};
 use crate::error::{Error, Result};
@@ -98,6 +98,8 @@ pub(crate) struct Mover<'s, 'e, 'a> {
     is_verified: bool,
     /// Why it refuses the files; the machine cannot be handed over.
     unverified: Option<Error>,
+    /// While the machine is stopped.
+    lifted: Option<LiftedRate<'e>>,
     /// Ends the thread that watches the machine.
     watch_end: Arc<AtomicBool>,
 }
@@ -123,6 +125,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             is_released: false,
             is_verified: false,
             unverified: None,
+            lifted: None,
             watch_end: Arc::default(),
         }
     }
@@ -253,6 +256,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 state,
             });
         }
+        self.lifted = Some(self.tools.common.rate.lift());
         let now = self.tools.common.clock.now();
         self.times.end(MigrationPhase::Memory, now);
         self.stage = Stage::Stopped { since: now };
@@ -319,7 +323,8 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             },
             None => FarRequest::NameDisks { paths: paths.clone() },
         })?;
-        let relay = MemoryRelay::listen(&tools.relay_socket, self.onward).map_err(|source| Error::Relay {
+        let relay = MemoryRelay::listen(&tools.relay_socket, self.onward, Arc::clone(&tools.common.rate));
+        let relay = relay.map_err(|source| Error::Relay {
             path: tools.relay_socket.clone(),
             source,
         })?;
@@ -355,6 +360,13 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
             );
             events.send(MoveEvent::MemoryEnded(moved)).ok();
         });
+        self.watch(paths);
+        Ok(())
+    }
+
+    /// Waits, in other threads, until the machine is stopped, and until the other host has these files open.
+    fn watch(&mut self, paths: Vec<PathBuf>) {
+        let tools = self.tools;
         self.watch_end = Arc::default();
         let (events, end) = (self.events.clone(), Arc::clone(&self.watch_end));
         self.scope.spawn(move || {
@@ -371,7 +383,6 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
                 });
             });
         }
-        Ok(())
     }
 
     /// Asks the other host when the machine runs. libvirt reports the end only when it has ended the process here.
@@ -393,6 +404,7 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
         self.watch_end.store(true, Ordering::Release);
         // Before the guest runs: a copy would take its writes for a fault of the tracker.
         self.copies.revoke_freeze();
+        self.lifted = None;
         self.switchover.decide(Switchover::Cancel);
         if let Some(relay) = &self.relay {
             relay.break_off();

@@ -98,6 +98,7 @@ pub(crate) const ORDERS: &[Order] = &[
             "stream",
             "compression_gauge",
             "frame_queue",
+            "send_rate",
             "link",
             "source",
             "freeze_commands",

@@ -168,6 +168,11 @@ fn what_cannot_be_copied_is_refused_with_the_reason() {
             "another format than raw",
         ),
         (vec!["disk.raw", "none/copy.raw"], "io", "none"),
+        (
+            vec!["disk.raw", "copy.raw", "--bwlimit", "100K"],
+            "usage",
+            "at least 256K",
+        ),
     ] {
         let words = [&["live-copy"][..], &words].concat();
         let output = rig.run(&[&words[..], &["--json"]].concat());

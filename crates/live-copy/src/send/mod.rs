@@ -25,7 +25,7 @@ use holdfast_transfer::{
 
 use crate::error::{Error, Result};
 use crate::frame_queue::FrameTreatment;
-use crate::link::{Link, LinkCompression, LinkEvent};
+use crate::link::{Link, LinkCompression, LinkEvent, LinkOptions};
 use crate::phases::PhaseTimes;
 use crate::request::{ReceiveRequest, RefusalKind, SeedProgress};
 use crate::stream::ByteStream;
@@ -33,7 +33,7 @@ pub use director::CopyDirector;
 pub use request::{
     CopyCompression, CopyObserver, CopyWarning, LiveCopyReport, LiveCopyRequest, MachineHandover, session_of,
 };
-use source_work::{ReadTask, control, read_ranges};
+use source_work::{ControlledSource, ReadTask, read_ranges};
 
 /// Threads that read the source.
 const READER_COUNT: usize = 4;
@@ -77,7 +77,13 @@ pub fn copy_live(request: &LiveCopyRequest<'_>, job: Job<'_>) -> Result<LiveCopy
             scope.spawn(move || read_ranges(source, queue, &events));
         }
         let to_control = events.clone();
-        scope.spawn(move || control(source, &control_queue, &to_control, job.clock));
+        let controlled = ControlledSource {
+            source,
+            events: to_control,
+            rate: &request.rate,
+            clock: job.clock,
+        };
+        scope.spawn(move || controlled.control(&control_queue));
         let mut driver = Driver {
             request,
             job,
@@ -374,7 +380,12 @@ impl Driver<'_> {
         let mut random = [0; 8];
         let linked = match self.request.randomness.fill(&mut random) {
             Ok(()) => {
-                Link::start(stream, clock, compression_of(self.request), deliver).map_err(|error| error.to_string())
+                let options = LinkOptions {
+                    clock,
+                    compression: compression_of(self.request),
+                    rate: Arc::clone(&self.request.rate),
+                };
+                Link::start(stream, options, deliver).map_err(|error| error.to_string())
             }
             Err(error) => Err(error.to_string()),
         };

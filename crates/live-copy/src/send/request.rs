@@ -13,6 +13,7 @@ use super::director::CopyDirector;
 use crate::connect::Connector;
 use crate::phases::PhaseTime;
 use crate::request::ReceiveRequest;
+use crate::send_rate::SendRate;
 use crate::source::LiveSource;
 
 /// A copy of a disk.
@@ -37,6 +38,8 @@ pub struct LiveCopyRequest<'a> {
     pub trigger: FreezeTrigger,
     /// Whether data may be compressed.
     pub compression: CopyCompression,
+    /// How fast it sends, together with other copies. There is no limit while the source is frozen.
+    pub rate: Arc<SendRate>,
     /// Number of attempts to freeze.
     pub attempt_count_max: u32,
     /// For how long a lost connection is tried again.

@@ -10,6 +10,7 @@ use holdfast_transfer::{RangeContent, SenderAction, SenderEvent};
 
 use super::Event;
 use crate::error::Result;
+use crate::send_rate::{LiftedRate, SendRate};
 use crate::source::{LiveSource, ReadContent, timed};
 
 /// Attempts to thaw before the error is reported.
@@ -63,72 +64,85 @@ fn read_range(source: &dyn LiveSource, range: &Range<u64>) -> Result<RangeConten
     })
 }
 
-/// Carries out what concerns the tracker and the guest, in order.
-pub(super) fn control(source: &dyn LiveSource, queue: &Inbox<SenderAction>, events: &Outbox<Event>, clock: &dyn Clock) {
-    while let Ok(action) = queue.recv() {
-        let event = match control_once(source, &action, events, clock) {
-            Ok(Some(event)) => event,
-            Ok(None) => continue,
-            Err(error) => SenderEvent::SourceFailed {
-                detail: error_text(&error),
-            },
-        };
-        events.send(Event::Sender(event)).ok();
-    }
+/// The tracker of a source, and what writes to it.
+pub(super) struct ControlledSource<'a> {
+    pub(super) source: &'a dyn LiveSource,
+    pub(super) events: Outbox<Event>,
+    pub(super) rate: &'a SendRate,
+    pub(super) clock: &'a dyn Clock,
 }
 
-fn control_once(
-    source: &dyn LiveSource,
-    action: &SenderAction,
-    events: &Outbox<Event>,
-    clock: &dyn Clock,
-) -> Result<Option<SenderEvent>> {
-    Ok(Some(match *action {
-        SenderAction::StartTracker => {
-            source.start_tracking()?;
-            SenderEvent::TrackerStarted
+impl<'a> ControlledSource<'a> {
+    /// Carries out what concerns the tracker and the guest, in order.
+    pub(super) fn control(&self, queue: &Inbox<SenderAction>) {
+        let mut lifted = None;
+        while let Ok(action) = queue.recv() {
+            let event = match self.control_once(&action, &mut lifted) {
+                Ok(Some(event)) => event,
+                Ok(None) => continue,
+                Err(error) => SenderEvent::SourceFailed {
+                    detail: error_text(&error),
+                },
+            };
+            self.events.send(Event::Sender(event)).ok();
         }
-        SenderAction::TakeDirty { query } => {
-            let (marks, took) = timed(clock, || source.take_marks());
-            SenderEvent::DirtyTaken {
+    }
+
+    /// `lifted` is kept while the source is frozen.
+    fn control_once(&self, action: &SenderAction, lifted: &mut Option<LiftedRate<'a>>) -> Result<Option<SenderEvent>> {
+        let source = self.source;
+        Ok(Some(match *action {
+            SenderAction::StartTracker => {
+                source.start_tracking()?;
+                SenderEvent::TrackerStarted
+            }
+            SenderAction::TakeDirty { query } => {
+                let (marks, took) = timed(self.clock, || source.take_marks());
+                SenderEvent::DirtyTaken {
+                    query,
+                    marks: marks?,
+                    took,
+                }
+            }
+            SenderAction::CountDirty { query } => SenderEvent::DirtyCounted {
                 query,
-                marks: marks?,
-                took,
+                dirty_bytes: source.count_marks()?,
+            },
+            SenderAction::CheckTracker { query } => SenderEvent::TrackerChecked {
+                query,
+                check: source.check()?,
+            },
+            SenderAction::Freeze { attempt } => {
+                *lifted = Some(self.rate.lift());
+                match source.freeze() {
+                    Ok(()) => SenderEvent::Frozen { attempt },
+                    Err(error) => {
+                        self.events.send(Event::NotFrozen(error_text(&error))).ok();
+                        source.thaw().ok();
+                        *lifted = None;
+                        SenderEvent::FreezeFailed { attempt }
+                    }
+                }
             }
-        }
-        SenderAction::CountDirty { query } => SenderEvent::DirtyCounted {
-            query,
-            dirty_bytes: source.count_marks()?,
-        },
-        SenderAction::CheckTracker { query } => SenderEvent::TrackerChecked {
-            query,
-            check: source.check()?,
-        },
-        SenderAction::Freeze { attempt } => match source.freeze() {
-            Ok(()) => SenderEvent::Frozen { attempt },
-            Err(error) => {
-                events.send(Event::NotFrozen(error_text(&error))).ok();
-                source.thaw().ok();
-                SenderEvent::FreezeFailed { attempt }
+            SenderAction::Thaw => {
+                *lifted = None;
+                thaw(source, self.clock)?;
+                return Ok(None);
             }
-        },
-        SenderAction::Thaw => {
-            thaw(source, clock)?;
-            return Ok(None);
-        }
-        SenderAction::Throttle { dirty_bytes_per_s_max } => {
-            if !source.throttle(dirty_bytes_per_s_max)? {
-                events.send(Event::NotThrottled).ok();
+            SenderAction::Throttle { dirty_bytes_per_s_max } => {
+                if !source.throttle(dirty_bytes_per_s_max)? {
+                    self.events.send(Event::NotThrottled).ok();
+                }
+                return Ok(None);
             }
-            return Ok(None);
-        }
-        SenderAction::Unthrottle => {
-            source.unthrottle()?;
-            return Ok(None);
-        }
-        // The caller notes a handover, and forgets it.
-        _ => return Ok(None),
-    }))
+            SenderAction::Unthrottle => {
+                source.unthrottle()?;
+                return Ok(None);
+            }
+            // The caller notes a handover, and forgets it.
+            _ => return Ok(None),
+        }))
+    }
 }
 
 fn thaw(source: &dyn LiveSource, clock: &dyn Clock) -> Result<()> {

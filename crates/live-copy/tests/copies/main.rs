@@ -188,6 +188,27 @@ fn a_disk_that_is_written_meanwhile_is_copied_compressed_as_of_the_freeze() {
     assert!(rig.target() == *source.at_freeze.lock().unwrap());
 }
 
+/// 8 MiB at 4 MiB per second, less a burst.
+#[test]
+fn a_limited_copy_sends_no_more_per_second() {
+    let rig = Rig::new().with_rate(4 * MIB);
+    let device = disk(22, 24 * MIB);
+    let report = rig.copy(&StillSource::new(&device), rig.local()).unwrap();
+    assert!(report.duration >= Duration::from_millis(1900), "{report:?}");
+    assert!(rig.target() == content_of(&device));
+}
+
+/// 16 MiB would take a minute.
+#[test]
+fn there_is_no_limit_while_the_source_is_frozen() {
+    let rig = Rig::new().with_rate(MIB / 4).with_frozen_max(Duration::from_secs(30));
+    let mut source = TrackedSource::new(MemoryDevice::new(16 * MIB));
+    source.last_write = SeededRandom::new(23).bytes(16 << 20);
+    let report = rig.copy(&source, rig.local()).unwrap();
+    assert_eq!(source.freeze_count.load(Ordering::SeqCst), 1, "{report:?}");
+    assert!(rig.target() == *source.at_freeze.lock().unwrap());
+}
+
 #[test]
 fn a_target_that_exists_is_kept_unless_it_is_to_be_replaced() {
     let rig = Rig::new();

@@ -1,6 +1,7 @@
 //! A target in a folder, sources with a writer, and connections that break.
 
 use std::io::{Read, Write};
+use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, RwLock};
@@ -14,7 +15,7 @@ use holdfast_image::{CreateOptions, Format, OpenOptions, create, open_mut};
 use holdfast_live_copy::{
     ByteStream, Connector, CopyCompression, CopyObserver, CopyPurpose, CopyWarning, ExistingTarget, FreezeTrigger,
     Freezer, InterruptedCopy, LiveCopyReport, LiveCopyRequest, LiveSource, LocalConnector, ReceiveRequest,
-    ReceiveTools, Result, Seed, SeedObserver, SourceConsistency, copy_live,
+    ReceiveTools, Result, Seed, SeedObserver, SendRate, SourceConsistency, copy_live,
 };
 use holdfast_repo::key::SystemRandomness;
 use holdfast_transfer::{
@@ -29,6 +30,8 @@ pub(super) struct Rig {
     folder: TempDir,
     frozen_max: Duration,
     compression: CopyCompression,
+    /// Bytes per second; none without a limit.
+    rate: Option<NonZeroU64>,
 }
 
 /// Prints nothing.
@@ -45,7 +48,13 @@ impl Rig {
             folder: tempfile::tempdir().unwrap(),
             frozen_max: Duration::from_secs(20),
             compression: CopyCompression::Adaptive,
+            rate: None,
         }
+    }
+
+    pub(super) fn with_rate(self, bytes_per_s: u64) -> Self {
+        let rate = NonZeroU64::new(bytes_per_s);
+        Self { rate, ..self }
     }
 
     pub(super) fn with_frozen_max(self, frozen_max: Duration) -> Self {
@@ -203,6 +212,7 @@ impl Rig {
             trigger: FreezeTrigger::WhenReady,
             director: None,
             compression: self.compression,
+            rate: Arc::new(SendRate::at_most(self.rate, Arc::new(SystemClock::new()))),
             attempt_count_max: 3,
             retry_time,
             clock: Arc::new(SystemClock::new()),
@@ -237,6 +247,8 @@ pub(super) struct TrackedSource {
     pub(super) write_count: AtomicU64,
     /// The content when it was last frozen.
     pub(super) at_freeze: Mutex<Vec<u8>>,
+    /// What the program writes at the beginning of the disk when it is asked to freeze.
+    pub(super) last_write: Vec<u8>,
 }
 
 impl TrackedSource {
@@ -249,6 +261,7 @@ impl TrackedSource {
             freeze_count: AtomicU64::new(0),
             write_count: AtomicU64::new(0),
             at_freeze: Mutex::new(Vec::new()),
+            last_write: Vec::new(),
         }
     }
 
@@ -270,6 +283,7 @@ impl TrackedSource {
 
     fn freeze_writer(&self) {
         let _closed = self.gate.write().unwrap();
+        self.device.write_at(&self.last_write, 0).unwrap();
         self.is_frozen.store(true, Ordering::SeqCst);
         self.freeze_count.fetch_add(1, Ordering::SeqCst);
         *self.at_freeze.lock().unwrap() = content_of(&self.device);

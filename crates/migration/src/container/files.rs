@@ -105,6 +105,7 @@ impl FileCopy<'_> {
             attempt_count_max: ATTEMPT_COUNT_MAX,
             retry_time: tools.retry_time,
             compression: tools.compression,
+            rate: Arc::clone(&tools.rate),
             clock: Arc::clone(&tools.clock),
             randomness: tools.randomness,
             program: tools.program.clone(),

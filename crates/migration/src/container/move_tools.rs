@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use holdfast_block::Clock;
 use holdfast_engine::ContainerPlace;
-use holdfast_live_copy::{CommandFreezer, Connector, CopyCompression, CopyWarning};
+use holdfast_live_copy::{CommandFreezer, Connector, CopyCompression, CopyWarning, SendRate};
 use holdfast_repo::key::Randomness;
 use holdfast_repo::{ProcessIdentity, Processes};
 
@@ -48,6 +48,8 @@ pub struct ContainerMoveTools<'a> {
     pub retry_time: Duration,
     /// Whether data is compressed.
     pub compression: CopyCompression,
+    /// How fast it is sent while the container is used.
+    pub rate: Arc<SendRate>,
     /// The clock of all threads.
     pub clock: Arc<dyn Clock>,
     /// Randomness for the numbers of connections.

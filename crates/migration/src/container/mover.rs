@@ -100,11 +100,13 @@ impl<'a> ContainerMover<'a> {
                 error => error_text(&error),
             },
         });
+        let lifted = self.tools.rate.lift();
         let moved = stopped.and_then(|()| {
             self.end(ContainerPhase::Stop);
             let idle = IdleContainer::lock(self.request.place)?;
             self.move_idle(files, &idle, &holds.ids())
         });
+        drop(lifted);
         match moved {
             Ok(report) => {
                 if let Err(error) = stopper.leave_frozen() {

@@ -1,13 +1,15 @@
 //! Other hosts, and what both sides of a copy need of this one.
 
 use std::ffi::OsStr;
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use holdfast_host::{Ssh, SshAddress, ToolError};
-use holdfast_live_copy::{CopyCompression, ReceiveTools};
+use holdfast_live_copy::{CopyCompression, ReceiveTools, SendRate};
 use holdfast_repo::key::SystemRandomness;
 
+use crate::args::parse_rate;
 use crate::context::Context;
 use crate::errors::{Error, Kind};
 use crate::machines::datasets::TOOL_TIME_OUT;
@@ -22,6 +24,20 @@ pub(super) struct SendingArgs {
     /// Do not compress data for another host; otherwise it is compressed while the connection is slower than that
     #[arg(long)]
     pub(super) no_compression: bool,
+    /// Send at most this many bytes per second, except while the source is stopped or frozen (50M)
+    #[arg(long, value_name = "SIZE", value_parser = parse_send_rate)]
+    pub(super) bwlimit: Option<NonZeroU64>,
+}
+
+/// With less, a frame takes so long that the connection counts as lost.
+const SEND_RATE_MIN: u64 = 256 << 10;
+
+fn parse_send_rate(text: &str) -> Result<NonZeroU64, String> {
+    let rate = parse_rate(text)?;
+    if rate.get() < SEND_RATE_MIN {
+        return Err("it must be at least 256K: a slower connection counts as lost".to_owned());
+    }
+    Ok(rate)
 }
 
 impl SendingArgs {
@@ -31,6 +47,10 @@ impl SendingArgs {
         } else {
             CopyCompression::Adaptive
         }
+    }
+
+    pub(super) fn rate(&self, context: &Context) -> Arc<SendRate> {
+        Arc::new(SendRate::at_most(self.bwlimit, Arc::clone(context.clock())))
     }
 }
 

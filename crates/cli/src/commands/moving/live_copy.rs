@@ -363,6 +363,7 @@ impl LiveCopyArgs {
             purpose: CopyPurpose::Duplicate,
             trigger: FreezeTrigger::WhenReady,
             compression: self.sending.compression(),
+            rate: self.sending.rate(context),
             attempt_count_max: ATTEMPT_COUNT_MAX,
             retry_time: self.retry_for,
             clock: Arc::clone(context.clock()),

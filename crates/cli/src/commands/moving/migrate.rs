@@ -112,7 +112,7 @@ struct RunningArgs {
     #[arg(long)]
     accept_incomplete_memory: bool,
     /// Start it there at once, and pull its disks while it runs there; until they are complete, it needs this host
-    #[arg(long, conflicts_with_all = ["seed", "repeat"])]
+    #[arg(long, conflicts_with_all = ["seed", "repeat", "bwlimit"])]
     post_copy: bool,
 }
 
@@ -410,6 +410,7 @@ impl MigrateArgs {
             },
             retry_time: self.retry_for,
             compression: self.sending.compression(),
+            rate: self.sending.rate(context),
             clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),

@@ -434,6 +434,20 @@ fn a_qemu_runs_on_one_host_whatever_is_lost_at_its_start() {
     hosts.console.assert_no_mismatch();
 }
 
+/// 17 MiB at 8 MiB per second.
+#[test]
+fn a_qemu_moves_within_the_limit_of_the_user() {
+    let Some(hosts) = BareHosts::new(&[]) else { return };
+    let words = hosts.words(&hosts.there(), &["--bwlimit", "8M", "--no-compression"]);
+    let report = hosts.rig.report(&texts(&words));
+    let disks = &report["phases"][0];
+    assert_eq!(disks["phase"], "disks");
+    assert!(disks["duration_us"].as_u64().unwrap() > 1_900_000, "{report}");
+    assert_eq!(hosts.statuses(), ["absent", "running"]);
+    hosts.console.wait_for_more(20);
+    hosts.console.assert_no_mismatch();
+}
+
 /// The other host is asked again.
 #[test]
 fn a_qemu_is_started_there_although_the_connection_is_lost() {

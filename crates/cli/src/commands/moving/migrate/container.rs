@@ -257,6 +257,7 @@ impl MigrateArgs {
             stopper: stopper.as_ref(),
             retry_time: self.retry_for,
             compression: self.sending.compression(),
+            rate: self.sending.rate(context),
             clock: Arc::clone(context.clock()),
             randomness: &SystemRandomness,
             program: program(),

@@ -128,6 +128,9 @@ impl MigrateArgs {
         if let Some(frozen_max) = self.running.max_frozen {
             words.extend(["--max-frozen".to_owned(), time(frozen_max)]);
         }
+        if let Some(rate) = self.sending.bwlimit {
+            words.extend(["--bwlimit".to_owned(), rate.to_string()]);
+        }
         if let Some(how) = context.progress_how().to_possible_value() {
             words.extend(["--progress".to_owned(), how.get_name().to_owned()]);
         }
