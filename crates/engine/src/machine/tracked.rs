@@ -287,10 +287,10 @@ impl<'a> TrackedMachine<'a> {
         }
     }
 
-    /// Pauses the machine, with its file systems frozen if that was requested. A machine that was paused before stays as it
-    /// is.
+    /// Pauses the machine, with its file systems frozen if that was requested. A machine that another program has paused stays
+    /// as it is.
     pub fn pause(&self) -> Result<()> {
-        if self.description.summary.state != MachineState::Running {
+        if self.execute("query-status")?["running"] == false {
             return Ok(());
         }
         let (journal, now) = (self.request.journal.as_ref(), (self.request.now)());

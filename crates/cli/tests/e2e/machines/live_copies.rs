@@ -65,6 +65,20 @@ impl WritingMachine {
         [&["live-copy", &self.source, "copy.raw"][..], more].concat()
     }
 
+    /// Copies the disk, and calls `act` after QEMU has begun to record what the guest writes.
+    fn copy_while(&self, act: impl FnOnce()) {
+        let words = self.words(&["--max-frozen", "20s", "--force", "--bwlimit", "4M"]);
+        let mut copy = self.rig.command(&words).spawn().unwrap();
+        wait_until("the beginning of the copy", || {
+            !runs_in(&*self.lab.monitor).unwrap().is_empty()
+        });
+        act();
+        assert!(copy.try_wait().unwrap().is_none(), "the copy was too fast");
+        assert!(copy.wait().unwrap().success());
+        assert_one_moment(&self.rig.read("copy.raw"));
+        assert!(runs_in(&*self.lab.monitor).unwrap().is_empty());
+    }
+
     fn wait_until_clean(&self) {
         wait_until("the end of the run in QEMU", || {
             self.lab.is_running() && runs_in(&*self.lab.monitor).unwrap().is_empty()
@@ -95,6 +109,19 @@ fn a_disk_is_copied_as_of_one_moment_while_the_guest_writes() {
         machine.console.wait_for_more(20);
         machine.console.assert_no_mismatch();
     }
+}
+
+/// What another program does with the machine during the copy lasts.
+#[test]
+fn a_machine_that_is_paused_or_resumed_during_a_copy_stays_so() {
+    let machine = WritingMachine::new("qcow2");
+    let before = machine.lab.everything();
+    machine.copy_while(|| drop(machine.lab.execute("stop", Value::Null)));
+    assert!(!machine.lab.is_running());
+    machine.copy_while(|| drop(machine.lab.execute("cont", Value::Null)));
+    assert_eq!(machine.lab.everything(), before);
+    machine.console.wait_for_more(20);
+    machine.console.assert_no_mismatch();
 }
 
 #[test]
