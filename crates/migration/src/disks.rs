@@ -42,8 +42,8 @@ pub(crate) enum MoveEvent {
 /// A machine that its hypervisor has stopped for the rest of its memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum MachineStop {
-    /// It ran until then.
-    WhileRunning,
+    /// It ran until then. QEMU may answer only when it has sent everything, so this is when it was last known to run.
+    WhileRunning { ran_at: Duration },
     /// Another program had paused it, or QEMU had because of an error: this was its state.
     WhilePaused { state: String },
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use holdfast_host::qmp::QmpCommand;
+use serde_json::Value;
 
 use crate::disks::MachineStop;
 use crate::error::{Error, Result};
@@ -30,23 +31,20 @@ const STOPPED_FOR_MIGRATION: [&str; 2] = ["finish-migrate", "postmigrate"];
 /// A pause by another program is not that stop: the program may resume the machine, which would write to disks that are handed
 /// over.
 pub(crate) fn wait_for_stop(tools: &RunningTools<'_>, end: &AtomicBool) -> Option<MachineStop> {
-    let status = QmpCommand::new("query-status", serde_json::Value::Null);
+    let status = QmpCommand::new("query-status", Value::Null);
     let clock = &*tools.common.clock;
     let (mut forecast_at, mut interval) = (Duration::ZERO, EARLY_INTERVAL);
-    let mut stop = MachineStop::WhileRunning;
+    let (mut paused, mut ran_at) = (None, clock.now());
     while !end.load(Ordering::Acquire) {
         match tools.watched.monitor().execute(&status) {
             Ok(status) => {
                 let state = status["status"].as_str().unwrap_or_default();
                 if STOPPED_FOR_MIGRATION.contains(&state) {
-                    return Some(stop);
+                    let while_running = MachineStop::WhileRunning { ran_at };
+                    return Some(paused.map_or(while_running, |state| MachineStop::WhilePaused { state }));
                 }
-                stop = match status["running"].as_bool() {
-                    Some(false) => MachineStop::WhilePaused {
-                        state: state.to_owned(),
-                    },
-                    _ => MachineStop::WhileRunning,
-                };
+                ran_at = clock.now();
+                paused = (status["running"] == false).then(|| state.to_owned());
                 if clock.now() >= forecast_at {
                     interval = interval_before_stop(tools);
                     forecast_at = clock.now() + EARLY_INTERVAL;

@@ -250,21 +250,25 @@ impl<'s, 'e, 'a> Mover<'s, 'e, 'a> {
     }
 
     fn note_stop(&mut self, stop: MachineStop) -> Result<()> {
-        if let MachineStop::WhilePaused { state } = stop {
-            return Err(Error::Paused {
-                machine: self.plan.machine.clone(),
-                state,
-            });
-        }
+        let since = match stop {
+            MachineStop::WhileRunning { ran_at } => ran_at,
+            MachineStop::WhilePaused { state } => {
+                return Err(Error::Paused {
+                    machine: self.plan.machine.clone(),
+                    state,
+                });
+            }
+        };
         self.lifted = Some(self.tools.common.rate.lift());
-        let now = self.tools.common.clock.now();
-        self.times.end(MigrationPhase::Memory, now);
-        self.stage = Stage::Stopped { since: now };
+        self.times.end(MigrationPhase::Memory, since);
+        self.stage = Stage::Stopped { since };
         self.copies.request_freeze();
         self.permit_switchover();
         self.await_release();
         if self.plan.disks.is_empty() {
-            self.stage = Stage::HandingOver { since: now };
+            self.stage = Stage::HandingOver {
+                since: self.tools.common.clock.now(),
+            };
             self.advance()?;
         }
         Ok(())
