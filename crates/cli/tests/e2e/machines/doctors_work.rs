@@ -83,9 +83,12 @@ fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
     let before = setup.world.files();
     let mut random = SeededRandom::new(23);
     let is_begun = || !setup.unfinished().is_empty();
-    let mut half = 0;
-    for round in 0..10 {
-        let wait = Duration::from_millis(random.below(25));
+    let (mut half, mut wait_max_ms) = (0, 25);
+    for round in 0..30 {
+        if round >= 10 && half > 0 {
+            break;
+        }
+        let wait = Duration::from_millis(random.below(wait_max_ms));
         let is_time = || {
             is_begun() && {
                 setup.world.lab.clock.sleep(wait);
@@ -97,6 +100,9 @@ fn a_clone_that_is_killed_leaves_nothing(kind: &'static str) {
         // libvirt may define the machine after the program that asked for it was killed.
         let is_defined = setup.world.machines().contains(&"trial".to_owned());
         half += usize::from(!is_defined);
+        if is_defined {
+            wait_max_ms = (wait_max_ms / 2).max(1);
+        }
         assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
         assert_eq!(setup.unfinished(), [""; 0]);
         if is_defined {
@@ -133,9 +139,12 @@ fn a_killed_clone_of_the_current_state_leaves_nothing() {
     let mut before = setup.world.files();
     before.push(".holdfast".into());
     let mut random = SeededRandom::new(29);
-    let mut left = 0;
-    for round in 0..10 {
-        let wait = Duration::from_millis(random.below(60));
+    let (mut left, mut wait_max_ms) = (0, 60);
+    for round in 0..30 {
+        if round >= 10 && left > 0 {
+            break;
+        }
+        let wait = Duration::from_millis(random.below(wait_max_ms));
         let is_time = || {
             !setup.unfinished().is_empty() && {
                 setup.world.lab.clock.sleep(wait);
@@ -143,7 +152,11 @@ fn a_killed_clone_of_the_current_state_leaves_nothing() {
             }
         };
         setup.kill_when(&["clone", "web1", "trial"], &is_time);
-        left += usize::from(!setup.unfinished().is_empty());
+        if setup.unfinished().is_empty() {
+            wait_max_ms = (wait_max_ms / 2).max(1);
+        } else {
+            left += 1;
+        }
         let after = setup.world.repair_after_kill();
         let is_defined = setup.world.machines().contains(&"trial".to_owned());
         assert_eq!(found(&after), [""; 0], "round {round}: {after:#}");
