@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_watchdog_does() {
+    fn a_process_without_a_watchdog_survives_a_panic() {
         let output = output_of("unwatched_process");
         assert!(output.status.success(), "{output:?}");
         assert!(

@@ -72,7 +72,6 @@ impl OtherProgram for LibvirtLab {
         }
         let answer = match name {
             "stop" => self.virsh(&["suspend", "web1"]),
-            "cont" => self.virsh(&["resume", "web1"]),
             _ => self.virsh(&["qemu-monitor-command", "web1", &command.to_string()]),
         };
         serde_json::from_str::<Value>(&answer).map_or(Value::Null, |answer| answer["return"].clone())
